@@ -1,0 +1,335 @@
+"""What the plugin asks of its stores: one Protocol per tier, and the frozen questions and answers they exchange.
+
+A driver translates one question into one round trip and parses what comes back as untrusted text.  It decides
+nothing: the decisions are in the scripts, which are the same protocol for every driver, and in ``guard``.
+All durations are seconds.  ``delivery`` is the delivery id of one published message, ``holder`` the random 128-bit
+id of one acquisition (DESIGN vocabulary: docs/glossary).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from celery_once_fenced.keys import Key
+from celery_once_fenced.policy import Span
+
+Slot = Literal["q", "r"]
+StartAnswer = Literal["granted", "done", "ending", "twin", "successor", "busy", "superseded"]
+
+
+# --- efficiency tier -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One occupied slot, as the store shows it."""
+
+    slot: Slot
+    digest: str
+    """Hexadecimal key digest; for the twin guard of a span without r, the delivery id that names the slot."""
+    holder: str
+    """The delivery id for q, the start's holder for r: what a release must name."""
+    task_id: str
+    delivery: str
+    since: float
+    """Unix time by the store's clock."""
+    left: float
+    """Seconds until it lapses by itself."""
+    worker: str = ""
+    """Node name of the worker; empty for q."""
+    text: str = ""
+    """Readable key, shortened to 100 characters."""
+    task: str = ""
+    """Task name where the store knows it (listings), else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    """Take q for a message that is about to be published.
+
+    ``new`` and ``awaited`` are refused by q and r as the span says; an ``awaited`` refusal is not a suppression.
+    ``successor`` (retry, ``replace()``) takes q if it is free or of the same task id and is never refused (E10).
+    ``deferred`` extends q if it is this delivery's own and does nothing else (D1).
+    Sent twice for the same delivery, the second is granted too: a lost reply is no refusal (E3).
+    """
+
+    key: Key
+    task: str
+    span: Span
+    delivery: str
+    task_id: str
+    hold: float
+    mode: Literal["new", "awaited", "successor", "deferred"] = "new"
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    granted: bool
+    by: Hold | None = None
+    """Who holds the key, where refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Ask to run.  ``redelivery``: look at the marks of this delivery first (a redelivery is possible).
+
+    ``slot`` is the name of the r slot: the key's digest, or the delivery id where the span has no r but a redelivery
+    is possible (then ``span`` is while_executing's).  q is always the key's.
+    """
+
+    key: Key
+    task: str
+    span: Span
+    slot: str
+    delivery: str
+    holder: str
+    task_id: str
+    worker: str
+    lease: float
+    redelivery: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    answer: StartAnswer
+    by: Hold | None = None
+    wait: float = 0.0
+    """Seconds until what stands in the way lapses: r's TTL, or the ending mark's."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Free r, compared by holder, and in the same step leave the ending mark (``mark`` seconds, 0 = none) or give q
+    back to this delivery (``requeue`` seconds, 0 = do not; only if q is free).  Idempotent."""
+
+    key: Key
+    task: str
+    slot: str
+    delivery: str
+    holder: str
+    task_id: str
+    mark: float = 0.0
+    requeue: float = 0.0
+    held: float | None = None
+    """Seconds the body ran, for the hold-time histogram; None where no body ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Replace the ending mark of a delivery by its tombstone for ``window`` seconds (E8)."""
+
+    key: Key
+    delivery: str
+    window: float
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Extend r, compared by holder, to ``lease`` seconds from now (E5).  Never re-creates it."""
+
+    digest: str
+    """Key digest, which decides the bucket."""
+    slot: str
+    holder: str
+    task: str
+    lease: float
+
+
+class LeaseStore(Protocol):
+    """Every method is one round trip and raises ``StoreUnavailableError`` when it gets no answer in time."""
+
+    def enqueue(self, ask: Enqueue) -> Enqueued: ...
+    def start(self, ask: Start) -> Started: ...
+    def renew(self, asks: Sequence[Renewal]) -> list[bool]:
+        """True where the lease was still the holder's.  One round trip for all of them; not subject to the breaker."""
+        ...
+
+    def end(self, ask: End) -> bool:
+        """True when r was still this holder's."""
+        ...
+
+    def settle(self, ask: Settle) -> None: ...
+    def release(self, digest: str, slot: Slot, holder: str) -> bool:
+        """Free a slot if ``holder`` still has it; False otherwise.  For revokes, failed publishes and people."""
+        ...
+
+    def count(self, digest: str, task: str, counter: str) -> None:
+        """Add one to a counter of a task that no script counts by itself."""
+        ...
+
+    def look(self, digest: str) -> list[Hold]:
+        """The occupied slots of one key: none, q, r or both."""
+        ...
+
+    def holds(self) -> Iterator[Hold]:
+        """All occupied slots, soonest to lapse first within a bucket, from the index: no ``KEYS``, no ``SCAN`` (E19)."""
+        ...
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        """Counters per task name, summed over the buckets."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# --- correctness tier ------------------------------------------------------------------------------------------------
+
+Verdict = Literal[
+    "granted", "completed", "failed_final", "busy", "key_reused", "in_doubt", "exhausted"
+]
+RenewalAnswer = Literal["renewed", "locked", "lost"]
+Abandoned = Literal["retryable", "failed", "in_doubt", "succeeded", "taken_over"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One logical operation as the ledger knows it."""
+
+    digest: bytes
+    """32 bytes: the key's digest, or under ``replay_for=0`` the digest of key and run id (L11)."""
+    key: str
+    """Readable key, at most 255 characters."""
+    scope: str
+    task: str
+    task_id: str
+    fingerprint: bytes | None
+    resource: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    operation: Operation
+    holder: str
+    worker: str
+    lease: float
+    max_takeovers: int
+    on_unknown: str
+    """``hold`` | ``fail`` | ``rerun`` | ``probe``: what claim does with an effect of unknown outcome."""
+    retention: float
+    """Seconds that an entry ended here (exhausted, failed) is kept (L16)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    verdict: Verdict
+    token: int | None = None
+    attempt: int = 0
+    takeovers: int = 0
+    result: str | None = None
+    """ASCII JSON text, where completed."""
+    omitted: str | None = None
+    """Why the result was not recorded, where completed without one."""
+    error: str | None = None
+    """ASCII JSON text, where failed_final."""
+    task_id: str | None = None
+    """Whose entry or fence stands in the way."""
+    same_key: bool = False
+    """busy: the fence is held for this very operation (a twin), not by another key of the resource (C10)."""
+    effect: str | None = None
+    since: str | None = None
+    """in_doubt: the effect and when it was started (ISO 8601)."""
+    wait: float = 0.0
+    """busy: seconds until the holder's lease lapses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a granted claim is known by from then on."""
+
+    operation: Operation
+    holder: str
+    token: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The outcome of a body, encoded before complete (L6): exactly one of ``result`` and ``omitted`` is not None."""
+
+    result: str | None
+    omitted: str | None
+    retention: float
+
+
+@dataclass(frozen=True, slots=True)
+class Abandonment:
+    """After the body did not commit: ``state`` is ``retryable`` or ``failed``; asks the ledger first (C13)."""
+
+    held: Held
+    state: Literal["retryable", "failed"]
+    error: str | None
+    on_unknown: str
+    retention: float
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonReply:
+    """``taken_over``: another holder has the entry.  ``succeeded``: it is finished, by us (``ours``) or by another."""
+
+    state: Abandoned
+    ours: bool
+    fence_ours: bool
+    """False: another holder has, or had, the resource."""
+    task_id: str | None = None
+    result: str | None = None
+    omitted: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRenewal:
+    resource: str
+    token: int
+    holder: str
+    lease: float
+
+
+class Transaction(Protocol):
+    """The body's own transaction, open, with begin done (C14)."""
+
+    connection: Any
+    """What the body may write through: a Django connection wrapper, or a psycopg connection."""
+
+    def complete(self, held: Held, completion: Completion) -> None:
+        """Last statement of the transaction.  Raises ``FencedOffError`` or ``GrantError``; then all rolls back."""
+        ...
+
+
+class Database(Protocol):
+    """Where bodies write."""
+
+    alias: str
+
+    def transaction(self, held: Held) -> AbstractContextManager[Transaction]:
+        """Open a durable transaction and do begin in it; commit at the end of the block, roll back on an error.
+
+        Raises ``FencedOffError`` when begin finds a newer token.
+        """
+        ...
+
+    def connection_lost(self, error: BaseException) -> bool:
+        """Whether ``error``, or what it came from, is the loss of the body's connection (classes 08 and 57, 25P03)."""
+        ...
+
+
+class LedgerStore(Protocol):
+    """Fence and ledger.  Every method is one round trip on the plugin's own connections and raises
+    ``StoreUnavailableError`` when the database gives no answer in time."""
+
+    def claim(self, ask: Claim) -> Claimed: ...
+    def abandon(self, ask: Abandonment) -> AbandonReply: ...
+    def renew(self, asks: Sequence[FenceRenewal]) -> list[RenewalAnswer]: ...
+    def look(self, digest: bytes) -> Mapping[str, Any] | None:
+        """The ledger entry of a digest as a mapping of its columns, or None."""
+        ...
+
+    def force_release(self, resource: str, holder: str, reason: str) -> int | None:
+        """Free the fence if ``holder`` still has it and raise its token, so that the holder can write no more.
+
+        Returns the new token, None when the holder is another by now.  ``reason`` goes into the event table.
+        """
+        ...
+
+    def close(self) -> None: ...
