@@ -16,7 +16,6 @@ Nothing outlives the Python process that asked for it, not even when that is kil
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import json
 import os
@@ -118,7 +117,7 @@ class Server(ABC):
             ServerError: if it is not ready within 30 s.
         """
         self.pid = self._watchdog.ask("start", argv=self.command(), log=str(self.log_path))
-        wait_until(lambda: self.ready() or not self.alive(), self._failure, START_SECONDS)
+        wait_until(lambda: self.ready() or not self.alive(), START_SECONDS, self._failure)
         if not self.alive():
             raise self._failure()
 
@@ -198,7 +197,10 @@ class RedisServer(Server):
         return [str(get_binary_path()), *options, *self.options]
 
     def ready(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=1) as connection:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((HOST, self.port), timeout=1) as connection,
+        ):
             connection.sendall(b"INFO server\r\n")
             return f"process_id:{self.pid}\r\n".encode() in connection.recv(65536)
         return False
@@ -322,15 +324,17 @@ def start_postgres(settings: Mapping[str, str] | None = None) -> PostgresServer:
 
 
 def wait_until(
-    condition: Callable[[], bool],
-    failure: Callable[[], Exception] = functools.partial(TimeoutError, "gave up waiting"),
-    seconds: float = 10.0,
+    condition: Callable[[], bool], seconds: float = 10.0, failure: Callable[[], Exception] | None = None
 ) -> None:
-    """Polls `condition` until it holds; raises what `failure` makes after `seconds`."""
+    """Polls `condition` until it holds.
+
+    Raises:
+        TimeoutError: after `seconds`, or what `failure` makes instead.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise failure()
+            raise failure() if failure else TimeoutError(f"still not so after {seconds:g} s")
         time.sleep(POLL_SECONDS)
 
 
