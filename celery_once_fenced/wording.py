@@ -1,0 +1,89 @@
+"""How the package shows values and names to people: shortened, in one line, and safe to print, split and store.
+
+What comes out is for reading only; no decision is ever made from it (rule K3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from enum import Enum
+from itertools import islice
+from typing import TypeVar
+
+__all__ = ["did_you_mean", "listed", "readable", "safe", "shorten"]
+
+T = TypeVar("T")
+
+MAX_VALUE = 80
+MAX_ITEMS = 5
+MAX_DEPTH = 3
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """``"; did you mean 'lease'?"``, or nothing where no known word is close."""
+    close = get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def listed(words: Iterable[str]) -> str:
+    """``'a', 'b' or 'c'``."""
+    quoted = [repr(word) for word in words]
+    return " or ".join(filter(None, [", ".join(quoted[:-1]), *quoted[-1:]]))
+
+
+def shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def safe(text: str) -> str:
+    """Escape what would break a line, a terminal, UTF-8 or the store's ``|``-separated fields."""
+    if text.isprintable() and "|" not in text:
+        return text
+    return "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    if character == "|":
+        return r"\x7c"
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def readable(value: object) -> str:
+    """One value in at most ``MAX_VALUE`` safe characters.  Never raises, whatever the value does."""
+    if type(value) is str and len(value) <= MAX_VALUE:
+        text = value
+    else:
+        try:
+            text = _shown(value, MAX_DEPTH)
+        except Exception:  # noqa: BLE001 - the value's own code runs here, and a text must not fail a call
+            text = f"<{type(value).__name__}>"
+    return shorten(safe(shorten(text, MAX_VALUE)), MAX_VALUE)
+
+
+def _shown(value: object, depth: int) -> str:
+    match value:
+        case Enum():
+            return _shown(value.value, depth)
+        case str():
+            return str.__str__(value)[: MAX_VALUE + 1]
+        case bytes():
+            return value[:MAX_VALUE].decode("ascii", "backslashreplace")
+        case Mapping() | list() | tuple() | set() | frozenset():
+            return _shown_container(value, depth) if depth else "…"
+    shown = str(value)
+    return shown if "object at 0x" not in shown else f"<{type(value).__name__}>"
+
+
+def _shown_container(value: Mapping[object, object] | Iterable[object], depth: int) -> str:
+    if isinstance(value, Mapping):
+        pairs = [f"{_shown(k, depth - 1)}:{_shown(v, depth - 1)}" for k, v in _first(value.items())]
+        return "{" + ",".join(pairs) + "}"
+    items = [_shown(item, depth - 1) for item in _first(value)]
+    if isinstance(value, set | frozenset):
+        return "{" + ",".join(sorted(items)) + "}"
+    return "[" + ",".join(items) + "]"
+
+
+def _first(items: Iterable[T]) -> list[T]:
+    return list(islice(items, MAX_ITEMS))
