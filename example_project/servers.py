@@ -401,7 +401,7 @@ def _binaries_for(user: int | None, directory: Path) -> Path:
     if user is None or _others_may_read(installed / "postgres"):
         return installed
     copy = directory / "programs" / package.name
-    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("include", "__pycache__", "pg_*", "pgbench"))
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("include", "__pycache__"))
     # Libraries that the wheel bundles lie beside the package and are found by that relative path.
     bundled = package.with_name(f"{package.name}.libs")
     if bundled.exists():

@@ -173,16 +173,27 @@ def test_forked_child_does_not_keep_servers_of_a_killed_parent() -> None:
         child.kill()
 
 
-def test_programs_are_copied_when_their_user_cannot_reach_them(
+def test_programs_are_copied_whole_when_their_user_cannot_reach_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    user = os.geteuid()
     monkeypatch.setattr(module, "_others_may_read", lambda path: False)
-    programs = module._binaries_for(user, tmp_path)
-    assert programs.is_relative_to(tmp_path)
-    version = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True)
-    assert version.stdout.startswith("postgres (PostgreSQL) 18")
+    copied = module._binaries_for(os.geteuid(), tmp_path).parent
+    installed = module._binaries_for(None, tmp_path).parent
+    assert copied.is_relative_to(tmp_path)
+    for folder in ("bin", "lib", "share"):
+        assert files_in(copied / folder) == files_in(installed / folder)
     shutil.rmtree(tmp_path)
+
+
+def test_postgres_starts_as_root_from_where_only_root_may_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_others_may_read", lambda path: False)
+    with start_postgres() as server, psycopg.connect(server.url) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+        assert (server.binaries.is_relative_to(server.directory)) == (os.geteuid() == 0)
+
+
+def files_in(directory: Path) -> set[Path]:
+    return {path.relative_to(directory) for path in directory.rglob("*")}
 
 
 def test_main_prints_lines_for_the_shell() -> None:
