@@ -119,7 +119,9 @@ def _str(value: str, json: bool, depth: int) -> bytes:
 
 
 def _surrogates(value: str, json: bool) -> bytes:
-    if json:  # JSON writes \ud83d\ude00 for such a pair, and reads it back as the one character it stands for.
+    if (
+        json
+    ):  # JSON writes \ud83d\ude00 for such a pair, and reads it back as the one character it stands for.
         value = str.encode(value, "utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     return str.encode(value, "utf-8", "surrogatepass")
 
@@ -202,7 +204,9 @@ def _json_object(value: Mapping[Any, Any]) -> dict[str, Any]:
     """The same dict with the keys that JSON gives it; of two that become one, the later wins, as it does there."""
     found = {key if type(key) is str else _json_key(key): item for key, item in value.items()}
     if found.keys() == {"__type__", "__value__"}:
-        raise Unencodable("is a dict of '__type__' and '__value__', which the serializer takes for its own marker")
+        raise Unencodable(
+            "is a dict of '__type__' and '__value__', which the serializer takes for its own marker"
+        )
     return found
 
 
@@ -234,7 +238,9 @@ def _reduced(value: Any, json: bool, depth: int) -> bytes:
 
 def _is_lazy_text(value: object) -> bool:
     """Django's lazy translations, by name: the core never imports Django."""
-    return any((k.__module__, k.__name__) == ("django.utils.functional", "Promise") for k in type(value).__mro__)
+    return any(
+        (k.__module__, k.__name__) == ("django.utils.functional", "Promise") for k in type(value).__mro__
+    )
 
 
 def _lazy_text(value: object, json: bool, depth: int) -> bytes:

@@ -108,7 +108,9 @@ class KeyRecipe:
         self._required = required
         self._function = key if callable(key) else None
         self._template = _template(plan, "key", key) if isinstance(key, str) else None
-        self._shown = _names(plan, "key", self._template.names if self._template else () if callable(key) else key)
+        self._shown = _names(
+            plan, "key", self._template.names if self._template else () if callable(key) else key
+        )
         self._keyed = tuple(sorted(self._shown))
         self._fingerprinted = tuple(sorted(_names(plan, "fingerprint", fingerprint)))
         self._needed = tuple(dict.fromkeys(self._keyed + self._fingerprinted))
@@ -195,7 +197,9 @@ class KeyRecipe:
     def _given(self, text: object) -> bytes:
         if not isinstance(text, str) or not text:
             source = "once_key" if self._function is None else "once_key, or what the key function returns,"
-            raise KeyDerivationError(self.plan.task, f"{source} must be text that is not empty, not {text!r:.100}")
+            raise KeyDerivationError(
+                self.plan.task, f"{source} must be text that is not empty, not {text!r:.100}"
+            )
         return encode(text, json=self._json, path="once_key")
 
     def _unguarded(self, arguments: Arguments) -> Derived:

@@ -71,7 +71,8 @@ def _resource_value(name: str, value: object, task: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_RESOURCE * 4:
         return int.__repr__(value)
     raise KeyDerivationError(
-        task, f"argument {name} of the resource is a {type(value).__name__}; only int, str and UUID can be in one"
+        task,
+        f"argument {name} of the resource is a {type(value).__name__}; only int, str and UUID can be in one",
     )
 
 
@@ -81,8 +82,11 @@ def check_resource(resource: object, *, task: str = "") -> str:
         raise KeyDerivationError(task, f"the resource must be text, not {type(resource).__name__}")
     if not 1 <= len(resource) <= MAX_RESOURCE:
         raise KeyDerivationError(
-            task, f"the resource has {len(resource)} characters after escaping; 1 to {MAX_RESOURCE} are allowed"
+            task,
+            f"the resource has {len(resource)} characters after escaping; 1 to {MAX_RESOURCE} are allowed",
         )
     if "\0" in resource or any("\ud800" <= character <= "\udfff" for character in resource):
-        raise KeyDerivationError(task, "the resource holds NUL or half a character, which Postgres cannot store")
+        raise KeyDerivationError(
+            task, "the resource holds NUL or half a character, which Postgres cannot store"
+        )
     return resource
