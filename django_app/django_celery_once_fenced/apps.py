@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class OnceFencedConfig(AppConfig):
+    name = "django_celery_once_fenced"
+    label = "once_fenced"
+    verbose_name = _("Celery once fenced")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from celery_once_fenced import runtime
+        from django_celery_once_fenced import checks  # noqa: F401  (its import registers the checks)
+        from django_celery_once_fenced.store import DjangoDatabase
+
+        runtime.register_database(DjangoDatabase)

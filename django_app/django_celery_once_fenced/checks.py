@@ -1,0 +1,160 @@
+"""System checks: what is wrong with the settings, said before a worker starts.  None of the first kind asks a server."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core import checks
+
+from celery_once_fenced import config
+from celery_once_fenced.errors import ConfigError
+from django_celery_once_fenced import conf, install
+from django_celery_once_fenced.store import postgresql
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
+
+TAG = "once_fenced"
+
+
+@checks.register(TAG)
+def check_setting(**_kwargs: Any) -> list[CheckMessage]:
+    """E001: the dict is wrong.  E002: it is no dict.  E003: its name is misspelt.  W001: there is none."""
+    value = getattr(settings, conf.SETTING, None)
+    if value is None:
+        return [*_misspelt()] or [_missing()]
+    if not isinstance(value, dict):
+        return [checks.Error(f"{conf.SETTING} is not a dict but {value!r}.", id="once_fenced.E002")]
+    return [
+        checks.Error(
+            f"{conf.SETTING}: {problem}",
+            hint=f"Correct {conf.SETTING} in your settings.",
+            id="once_fenced.E001",
+        )
+        for problem in config.problems(value)
+    ]
+
+
+@checks.register(TAG)
+def check_database(**_kwargs: Any) -> list[CheckMessage]:
+    """E004: the alias does not exist or is not PostgreSQL.  E005: two databases are named."""
+    if _two_databases():
+        return [
+            checks.Error(
+                f'{conf.SETTING} names two databases, by "database" and by "postgres_url".',
+                hint='Keep "database": a body writes through Django, so the fence has to be in the same database.',
+                id="once_fenced.E005",
+            )
+        ]
+    if not _uses_database():
+        return []
+    try:
+        postgresql(conf.alias())
+    except ConfigError as error:
+        return [checks.Error(f"{error}.", id="once_fenced.E004")]
+    return []
+
+
+@checks.register(TAG)
+def check_installed(**_kwargs: Any) -> list[CheckMessage]:
+    """E006: the core package stands where the Django app should."""
+    if not apps.is_installed("celery_once_fenced"):
+        return []
+    return [
+        checks.Error(
+            "celery_once_fenced is in INSTALLED_APPS, but it is no Django app.",
+            hint='Write "django_celery_once_fenced" there instead.',
+            id="once_fenced.E006",
+        )
+    ]
+
+
+@checks.register(TAG)
+def check_celery(**_kwargs: Any) -> list[CheckMessage]:
+    """E007: a Celery app never reads the dict.  W002: there is no Celery app to read it (W4)."""
+    if not conf.mapping():
+        return []
+    apps_of_project = _celery_apps()
+    if not apps_of_project:
+        return [
+            checks.Warning(
+                f"No Celery app is loaded with Django, so nothing reads {conf.SETTING} in this process.",
+                hint="Import the Celery app in the project's __init__.py, as Celery's Django guide shows.",
+                id="once_fenced.W002",
+            )
+        ]
+    return [
+        checks.Error(
+            f"The Celery app {app.main!r} does not read {conf.SETTING}.",
+            hint='Give it app.config_from_object("django.conf:settings", namespace="CELERY").',
+            id="once_fenced.E007",
+        )
+        for app in apps_of_project
+        if not app.conf.get("once_fenced")
+    ]
+
+
+@checks.register(checks.Tags.database)
+def check_functions(databases: Sequence[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
+    """W003: the migration is recorded as applied, yet its functions are not there.  Asks the database."""
+    alias = conf.alias()
+    if alias not in (databases or ()) or not _uses_database() or check_database():
+        return []
+    missing = install.missing_functions(alias)
+    if not missing:
+        return []
+    return [
+        checks.Warning(
+            f"The database {alias!r} lacks SQL functions of once_fenced: {', '.join(sorted(missing))}.",
+            hint=(
+                "The migrations ran while the setting named another database, or the functions were lost in a restore: "
+                f"migrate once_fenced zero --fake --database {alias}, then migrate once_fenced --database {alias}."
+            ),
+            id="once_fenced.W003",
+        )
+    ]
+
+
+def _missing() -> CheckMessage:
+    return checks.Warning(
+        f"{conf.SETTING} is not set.",
+        hint=f'Set {conf.SETTING} = {{"redis_url": "redis://…", "database": "default"}}.',
+        id="once_fenced.W001",
+    )
+
+
+def _misspelt() -> Iterator[CheckMessage]:
+    for name in dir(settings):
+        if name.isupper() and name != conf.SETTING and _resembles(name):
+            yield checks.Error(
+                f"The setting {name} is never read.",
+                hint=f"Did you mean {conf.SETTING}?",
+                id="once_fenced.E003",
+            )
+
+
+def _resembles(name: str) -> bool:
+    """Whether somebody who wrote ``name`` meant our setting.  ``CELERY_ONCE`` is celery-once's own."""
+    bare = name.removeprefix("CELERY").replace("_", "")
+    return difflib.SequenceMatcher(a=bare, b="ONCEFENCED").ratio() > 0.8
+
+
+def _uses_database() -> bool:
+    return bool(conf.mapping()) and not conf.mapping().get("postgres_url")
+
+
+def _two_databases() -> bool:
+    return bool(conf.mapping().get("database") and conf.mapping().get("postgres_url"))
+
+
+def _celery_apps() -> list[Any]:
+    from celery import _state
+
+    # "default" is what Celery makes up where no app was created.
+    return sorted(
+        (app for app in _state._get_active_apps() if app.main != "default"), key=lambda app: str(app.main)
+    )

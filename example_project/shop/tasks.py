@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from celery import shared_task
+from django.db.models import F, Sum
+from django.utils import timezone
+
+from celery_once_fenced import FencedTask, Once, SingletonTask
+from example_project.shop.models import Account, Catalogue, Entry, Feed, Product, Total
+
+
+@shared_task(
+    base=FencedTask, once=Once(key="post:{entry_id}", resource="account:{account_id}", replay_for="30d")
+)
+def post_entry(entry_id: int, account_id: int, amount: int) -> int:
+    """Take an amount off an account.  Run twice, it would take it off twice."""
+    Account.objects.filter(pk=account_id).update(balance=F("balance") - amount)
+    Entry.objects.create(number=entry_id, account_id=account_id, amount=amount)
+    return Account.objects.get(pk=account_id).balance
+
+
+@shared_task(base=SingletonTask)
+def refresh_feed(feed_id: int) -> int:
+    """Fetch a feed again.  Run twice, it would only waste the work."""
+    Feed.objects.filter(pk=feed_id).update(refreshed=F("refreshed") + 1)
+    return Feed.objects.get(pk=feed_id).refreshed
+
+
+@shared_task(base=SingletonTask, once=Once(key=()))
+def rebuild_catalogue() -> int:
+    """Write the price list anew.  The settings put it into the correctness tier; nothing here knows."""
+    text = "\n".join(
+        f"{name}: {price}" for name, price in Product.objects.order_by("name").values_list("name", "price")
+    )
+    Catalogue.objects.get_or_create(pk=1)
+    Catalogue.objects.filter(pk=1).update(text=text, edition=F("edition") + 1)
+    return Catalogue.objects.get(pk=1).edition
+
+
+@shared_task(base=FencedTask, once=Once(key="totals:{day}", replay_for="2d"))
+def nightly_totals(day: str | None = None) -> int:
+    """Note the sum of all balances.  Two beats send this at three in the morning; one total is written.
+
+    Without a ``day`` it is today's.
+    """
+    amount = Account.objects.aggregate(sum=Sum("balance"))["sum"] or 0
+    Total.objects.create(day=day or timezone.localdate(), amount=amount)
+    return int(amount)

@@ -1,0 +1,118 @@
+"""System checks: each problem of the settings is an Error that says what to do; none asks a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.core import checks
+from django.test import override_settings
+
+from tests.fixtures import django_project  # noqa: F401  (sets Django up)
+
+GOOD: dict[str, Any] = {"redis_url": "redis://nowhere.invalid", "database": "default", "namespace": "shop"}
+
+
+def found(**settings: Any) -> dict[str, checks.CheckMessage]:
+    with override_settings(**settings):
+        return {str(message.id): message for message in checks.run_checks(tags=["once_fenced"])}
+
+
+def test_the_example_settings_are_clean() -> None:
+    assert found() == {}
+
+
+def test_an_unknown_name_is_an_error_with_a_did_you_mean() -> None:
+    message = found(CELERY_ONCE_FENCED=GOOD | {"redis_ulr": "redis://"})["once_fenced.E001"]
+    assert message.level == checks.ERROR
+    assert "redis_ulr" in message.msg
+    assert "redis_url" in message.msg
+    assert message.hint
+
+
+def test_every_problem_is_told_not_only_the_first() -> None:
+    with override_settings(CELERY_ONCE_FENCED=GOOD | {"namespce": "x", "tsks": {}}):
+        told = [message.msg for message in checks.run_checks(tags=["once_fenced"])]
+    assert [name for name in ("namespce", "tsks") if any(name in message for message in told)] == [
+        "namespce",
+        "tsks",
+    ]
+
+
+def test_a_setting_that_is_no_dict_is_an_error() -> None:
+    assert "once_fenced.E002" in found(CELERY_ONCE_FENCED=[("redis_url", "redis://")])
+
+
+@pytest.mark.parametrize(
+    "name", ["ONCE_FENCED", "CELERY_ONCE_FENCE", "CELERY_ONCE_FENCD", "CELERYONCEFENCED"]
+)
+def test_a_misspelt_setting_is_found(name: str) -> None:
+    message = found(CELERY_ONCE_FENCED=None, **{name: GOOD})["once_fenced.E003"]
+    assert name in message.msg
+    assert "CELERY_ONCE_FENCED" in str(message.hint)
+
+
+def test_the_setting_of_celery_once_is_not_taken_for_ours() -> None:
+    assert found(CELERY_ONCE_FENCED=None, CELERY_ONCE={"backend": "x"}).keys() == {"once_fenced.W001"}
+
+
+def test_an_alias_that_does_not_exist_is_an_error_naming_it() -> None:
+    message = found(CELERY_ONCE_FENCED=GOOD | {"database": "ledgr"})["once_fenced.E004"]
+    assert "'ledgr'" in message.msg
+    assert "default" in message.msg
+
+
+def test_an_alias_that_is_not_postgresql_is_an_error(sqlite: str) -> None:
+    message = found(CELERY_ONCE_FENCED=GOOD | {"database": sqlite})["once_fenced.E004"]
+    assert sqlite in message.msg
+    assert "sqlite" in message.msg
+
+
+def test_two_databases_are_an_error() -> None:
+    assert "once_fenced.E005" in found(
+        CELERY_ONCE_FENCED=GOOD | {"postgres_url": "postgresql://nowhere.invalid/x"}
+    )
+
+
+def test_the_core_package_in_installed_apps_is_an_error_naming_the_app() -> None:
+    apps = ["django.contrib.contenttypes", "django_celery_once_fenced", "celery_once_fenced"]
+    assert "django_celery_once_fenced" in str(found(INSTALLED_APPS=apps)["once_fenced.E006"].hint)
+
+
+def test_a_celery_app_that_never_reads_the_dict_is_an_error_naming_the_namespace(stray_app: Celery) -> None:
+    stray_app.config_from_object("django.conf:settings")
+    message = found()["once_fenced.E007"]
+    assert "'stray'" in message.msg
+    assert 'namespace="CELERY"' in str(message.hint)
+
+
+def test_a_celery_app_with_the_namespace_is_fine(stray_app: Celery) -> None:
+    stray_app.config_from_object("django.conf:settings", namespace="CELERY")
+    assert found() == {}
+
+
+def test_no_celery_app_at_all_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery._state._apps", set())
+    assert found().keys() == {"once_fenced.W002"}
+
+
+@pytest.fixture
+def stray_app() -> Iterator[Celery]:
+    app = Celery("stray", set_as_current=False)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def sqlite() -> Iterator[str]:
+    """An alias of another kind."""
+    from django.db import connections
+
+    connections.settings["files"] = connections.settings["default"] | {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": ":memory:",
+    }
+    yield "files"
+    del connections.settings["files"], connections["files"]
