@@ -29,9 +29,12 @@ class Hold:
 
     slot: Slot
     digest: str
-    """Hexadecimal key digest; for the twin guard of a span without r, the delivery id that names the slot."""
+    """Hexadecimal key digest."""
     holder: str
-    """The delivery id for q, the start's holder for r: what a release must name."""
+    """The delivery id for q, the start's holder for r: what a release must name.
+
+    A value that is no hold of ours shows as ``?`` and a hash of it, so that a person can release what they saw.
+    """
     task_id: str
     delivery: str
     since: float
@@ -43,7 +46,9 @@ class Hold:
     text: str = ""
     """Readable key, shortened to 100 characters."""
     task: str = ""
-    """Task name where the store knows it (listings), else empty."""
+    """Task name."""
+    name: str = ""
+    """Of the r slot where it is not the key's own: the delivery id, for a span without r (twin guard).  Else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class Start:
     """Ask to run.  ``redelivery``: look at the marks of this delivery first (a redelivery is possible).
 
     ``slot`` is the name of the r slot: the key's digest, or the delivery id where the span has no r but a redelivery
-    is possible (then ``span`` is while_executing's).  q is always the key's.
+    is possible (then ``span`` has ``needs_r`` and ``sets_r`` added to its own flags).  q is always the key's.
     """
 
     key: Key
@@ -115,6 +120,8 @@ class End:
     requeue: float = 0.0
     held: float | None = None
     """Seconds the body ran, for the hold-time histogram; None where no body ran."""
+    counter: str = ""
+    """One more counter of the task to add one to (``replayed``, ``fenced_off``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +159,11 @@ class LeaseStore(Protocol):
         ...
 
     def settle(self, ask: Settle) -> None: ...
-    def release(self, digest: str, slot: Slot, holder: str) -> bool:
-        """Free a slot if ``holder`` still has it; False otherwise.  For revokes, failed publishes and people."""
+    def release(self, digest: str, slot: Slot, holder: str, name: str = "") -> bool:
+        """Free a slot if ``holder`` still has it; False otherwise.  For revokes, failed publishes and people.
+
+        ``name`` is ``Hold.name``: which r slot, where it is not the key's own.
+        """
         ...
 
     def count(self, digest: str, task: str, counter: str) -> None:
@@ -161,7 +171,7 @@ class LeaseStore(Protocol):
         ...
 
     def look(self, digest: str) -> list[Hold]:
-        """The occupied slots of one key: none, q, r or both."""
+        """The occupied slots of one key: none, q, r or both (not the twin guards, which ``holds`` lists)."""
         ...
 
     def holds(self) -> Iterator[Hold]:
@@ -210,6 +220,8 @@ class Claim:
     """``hold`` | ``fail`` | ``rerun`` | ``probe``: what claim does with an effect of unknown outcome."""
     retention: float
     """Seconds that an entry ended here (exhausted, failed) is kept (L16)."""
+    message: str | None = None
+    """The message as text, stored only where the entry is found in doubt, so that it can run again (L14)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +235,14 @@ class Claimed:
     omitted: str | None = None
     """Why the result was not recorded, where completed without one."""
     error: str | None = None
-    """ASCII JSON text, where failed_final."""
+    """ASCII JSON text, where failed_final or exhausted."""
     task_id: str | None = None
     """Whose entry or fence stands in the way."""
     same_key: bool = False
     """busy: the fence is held for this very operation (a twin), not by another key of the resource (C10)."""
     effect: str | None = None
     since: str | None = None
-    """in_doubt: the effect and when it was started (ISO 8601)."""
+    """The effect of unknown outcome and when it was started (ISO 8601): where in_doubt, or ended for it."""
     wait: float = 0.0
     """busy: seconds until the holder's lease lapses."""
 
@@ -263,19 +275,96 @@ class Abandonment:
     error: str | None
     on_unknown: str
     retention: float
+    message: str | None = None
+    """As ``Claim.message``."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonReply:
-    """``taken_over``: another holder has the entry.  ``succeeded``: it is finished, by us (``ours``) or by another."""
+    """``taken_over``: another holder has the entry, or it is gone.  ``succeeded``: by us (``ours``) or by another.
+
+    ``retryable``, ``failed``, ``in_doubt`` are always ours, and what is recorded now.
+    """
 
     state: Abandoned
     ours: bool
     fence_ours: bool
     """False: another holder has, or had, the resource."""
     task_id: str | None = None
+    """Whose entry it is."""
     result: str | None = None
     omitted: str | None = None
+    error: str | None = None
+    """ASCII JSON text of the recorded error; under ``on_unknown="fail"`` not the one asked for."""
+    effect: str | None = None
+    since: str | None = None
+    """The effect of unknown outcome and when it was started (ISO 8601)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectStart:
+    """Record that an external step is about to be called (L4).  ``on_unknown`` is the task's, ``own`` the effect's."""
+
+    held: Held
+    name: str
+    on_unknown: str
+    own: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffectStarted:
+    """``go``: call.  ``done``: replay ``result``.  ``unknown``: probe, then finish as ``holder`` or start as ``rerun``.
+    ``fenced``: a newer token was issued, do not call."""
+
+    verdict: Literal["go", "done", "unknown", "fenced"]
+    downstream_key: str | None = None
+    holder: str | None = None
+    """Who started it: what ``EffectFinish`` must name."""
+    result: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffectFinish:
+    """The outcome of an external step: ``done`` with a result, or ``failed`` for certain with an error (ASCII JSON)."""
+
+    digest: bytes
+    name: str
+    holder: str
+    state: Literal["done", "failed"]
+    result: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFence:
+    """One fence that is held or lapsed, as the store shows it."""
+
+    resource: str
+    token: int
+    holder: str
+    digest: bytes | None
+    """Ledger digest of the operation; None for a fence held outside tasks."""
+    task_id: str | None
+    task: str | None
+    key: str | None
+    worker: str | None
+    since: float
+    """Unix time by the store's clock."""
+    left: float
+    """Seconds until another may take over; negative when it has lapsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many rows one batch of ``prune`` deleted."""
+
+    fences: int
+    entries: int
+    messages: int
+
+    def __bool__(self) -> bool:
+        return self.fences + self.entries + self.messages > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +382,8 @@ class Transaction(Protocol):
     """What the body may write through: a Django connection wrapper, or a psycopg connection."""
 
     def complete(self, held: Held, completion: Completion) -> None:
-        """Last statement of the transaction.  Raises ``FencedOffError`` or ``GrantError``; then all rolls back."""
+        """Last statement of the transaction.  Raises ``FencedOffError``, ``GrantError`` when the body ended the
+        transaction, ``OutcomeUnknownError`` while an effect's outcome is unknown; then all rolls back."""
         ...
 
 
@@ -301,6 +391,7 @@ class Database(Protocol):
     """Where bodies write."""
 
     alias: str
+    """Name of the Django database; ``""`` elsewhere."""
 
     def transaction(self, held: Held) -> AbstractContextManager[Transaction]:
         """Open a durable transaction and do begin in it; commit at the end of the block, roll back on an error.
@@ -320,16 +411,36 @@ class LedgerStore(Protocol):
 
     def claim(self, ask: Claim) -> Claimed: ...
     def abandon(self, ask: Abandonment) -> AbandonReply: ...
-    def renew(self, asks: Sequence[FenceRenewal]) -> list[RenewalAnswer]: ...
+    def renew(self, asks: Sequence[FenceRenewal]) -> list[RenewalAnswer]:
+        """One answer per ask, in order; a lapsed fence that nobody took over is renewed."""
+        ...
+
+    def record(self, held: Held, completion: Completion) -> bool:
+        """Add the result to an entry that ``held`` completed (L12).  False when it is no longer that attempt's."""
+        ...
+
+    def effect_start(self, ask: EffectStart) -> EffectStarted: ...
+    def effect_finish(self, ask: EffectFinish) -> bool:
+        """False when the effect was started again or finished by another; the outcome is then kept as an event."""
+        ...
+
     def look(self, digest: bytes) -> Mapping[str, Any] | None:
         """The ledger entry of a digest as a mapping of its columns, or None."""
         ...
 
-    def force_release(self, resource: str, holder: str, reason: str) -> int | None:
+    def fences(self) -> Iterator[HeldFence]:
+        """All fences that are held or lapsed, in resource order, read in batches."""
+        ...
+
+    def force_release(self, resource: str, holder: str, reason: str, actor: str = "") -> int | None:
         """Free the fence if ``holder`` still has it and raise its token, so that the holder can write no more.
 
-        Returns the new token, None when the holder is another by now.  ``reason`` goes into the event table.
+        Returns the new token, None when the holder is another by now.  Who and why go into the event table.
         """
+        ...
+
+    def prune(self, grace: float, batch: int = 1000) -> Pruned:
+        """Delete one batch of fences free or lapsed for ``grace`` seconds and of entries past their retention (L7)."""
         ...
 
     def close(self) -> None: ...
