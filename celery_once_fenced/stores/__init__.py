@@ -432,6 +432,10 @@ class LedgerStore(Protocol):
         """All fences that are held or lapsed, in resource order, read in batches."""
         ...
 
+    def find(self, key: str) -> bytes | None:
+        """The digest of the newest entry with this readable key, or None."""
+        ...
+
     def force_release(self, resource: str, holder: str, reason: str, actor: str = "") -> int | None:
         """Free the fence if ``holder`` still has it and raise its token, so that the holder can write no more.
 

@@ -1,0 +1,61 @@
+"""What the lease stores count, and the hold-time histogram: names and bounds, for writers and readers.
+
+Counters are kept per task.  A histogram field counts the runs that took at most its bound and more than the
+one before it, so a reader who wants Prometheus' cumulative buckets adds them up.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+__all__ = [
+    "COUNTED_BY_STORES",
+    "HOLD_BOUNDS",
+    "HOLD_FIELDS",
+    "HOLD_MAX",
+    "HOLD_SUM",
+    "hold_field",
+    "hold_quantile",
+]
+
+COUNTED_BY_STORES = (
+    "suppressed",  # enqueue refused a new call
+    "awaiting",  # enqueue refused an awaited call, which is published all the same
+    "deferred",  # a message stepped aside
+    "granted", "twin", "successor", "busy", "ending", "done",  # the answers of start
+    "released",  # end: r was the holder's
+    "lost",  # end: it was not, any more
+    "renewed",
+    "expired",  # r lapsed and nobody ended it; counted when its bucket is touched next
+)  # fmt: skip
+
+HOLD_BOUNDS = (
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0,
+    7200.0, 14400.0, 43200.0, 86400.0,
+)  # fmt: skip
+"""Seconds."""
+HOLD_FIELDS = (*(f"hold_le_{bound:g}" for bound in HOLD_BOUNDS), "hold_le_inf")
+HOLD_SUM = "hold_sum_ms"
+HOLD_MAX = "hold_max_ms"
+
+
+def hold_field(seconds: float) -> str:
+    """The histogram field that a run of ``seconds`` adds one to."""
+    return HOLD_FIELDS[bisect_left(HOLD_BOUNDS, seconds)]
+
+
+def hold_quantile(counters: Mapping[str, int], quantile: float) -> float | None:
+    """Seconds within which this share (0 to 1) of a task's runs ended, rounded up to a bound; None without runs.
+
+    Beyond the last bound, and never above it, the longest run answers.
+    """
+    counts = [counters.get(field, 0) for field in HOLD_FIELDS]
+    wanted = quantile * sum(counts)
+    longest = counters.get(HOLD_MAX, 0) / 1000
+    reached = 0
+    for bound, runs in zip((*HOLD_BOUNDS, longest), counts, strict=True):
+        reached += runs
+        if runs and reached >= wanted:
+            return min(bound, longest)
+    return None

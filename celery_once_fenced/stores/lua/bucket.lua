@@ -1,0 +1,116 @@
+-- What every script begins with; the driver puts it before each of them.
+--
+-- KEYS[1] is the bucket, "{namespace:b}:", b being the first hexadecimal digit of the key's digest.  It is no key by
+-- itself: every key a script touches begins with it, so its hash tag puts them all into one hash slot, and a script
+-- is atomic on one node.
+--
+--   <bucket>q:<digest>          queued hold    delivery|task_id|seq|task|text
+--   <bucket>r:<name>            running hold   holder|task_id|delivery|since|worker|task|text
+--   <bucket>ending:<delivery>   the body is over, its result is not out yet (E8)
+--   <bucket>done:<delivery>     tombstone: a redelivery is dropped (E8)
+--   <bucket>index               sorted set of the holds by expiry in unix ms: "q|digest|digest|task", "r|name|digest|task"
+--   <bucket>stats:<task>        hash of counters;  <bucket>tasks  set of the tasks that have one
+--
+-- name is the digest, or a delivery id where a span without r looks for its twin.  seq and since are microseconds of
+-- this server's clock.  The text comes last and may contain anything; in the other fields the driver encodes "|" and
+-- "%", and scripts only compare them.
+--
+-- A slot is moved only by the hold in it: every script reads it, compares delivery or holder, and then acts (E1).
+-- A value that is no hold of ours occupies its slot as an unknown holder, "?" and the SHA-1 of the value: nobody is it,
+-- so nobody extends or ends it, and a person can release exactly what they saw.  No hold lives for ever.
+--
+-- The write that an answer rests on comes first, bookkeeping last: a server that refuses writes has changed nothing.
+-- Index and counters never fail an operation.  Runs on Redis 6.2, 7, 8 and Valkey.
+
+local bucket = KEYS[1]
+local index = bucket .. 'index'
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local now_us = clock[1] .. string.format('%06d', clock[2])
+
+local LAYOUT = {
+  q = '^([^|]+)|([^|]*)|(%d+)|([^|]*)|(.*)$',
+  r = '^([^|]+)|([^|]*)|([^|]*)|(%d+)|([^|]*)|([^|]*)|(.*)$',
+}
+local MICROSECONDS = 17 -- digits; a longer number is none of ours
+
+local function parse(slot, value)
+  local a, task_id, b, c, d, task = value:match(LAYOUT[slot])
+  if slot == 'q' and a and #b <= MICROSECONDS then
+    return { holder = a, delivery = a, task_id = task_id, task = c, value = value }
+  elseif slot == 'r' and a and #c <= MICROSECONDS then
+    return { holder = a, delivery = b, task_id = task_id, task = task, value = value }
+  end
+end
+
+local function stranger(slot, value)
+  local name = '?' .. (type(value) == 'string' and redis.sha1hex(value) or 'type')
+  return parse(slot, name .. (slot == 'q' and '||0||' or '|||0|||'))
+end
+
+-- The hold in a slot, or nil.  `lapse`: the time in ms to give a hold that would never lapse.
+local function occupant(slot, name, lapse)
+  local key = bucket .. slot .. ':' .. name
+  local value = redis.pcall('GET', key)
+  if not value then
+    return nil
+  end
+  local hold = type(value) == 'string' and parse(slot, value) or stranger(slot, value)
+  hold.slot, hold.left = slot, redis.call('PTTL', key)
+  if hold.left < 0 and lapse then
+    redis.call('PEXPIRE', key, lapse)
+    hold.left = tonumber(lapse)
+  end
+  return hold
+end
+
+local function count(task, counter, by)
+  local value = redis.pcall('HINCRBY', bucket .. 'stats:' .. task, counter, by or 1)
+  if value == 1 then -- perhaps the first of this task
+    redis.pcall('SADD', bucket .. 'tasks', task)
+  end
+end
+
+local function member(slot, name, digest, task)
+  return slot .. '|' .. name .. '|' .. digest .. '|' .. task
+end
+
+-- Occupies a slot that is free or `was` ours to take over.
+local function occupy(slot, name, digest, task, ttl, value, was)
+  redis.call('SET', bucket .. slot .. ':' .. name, value, 'PX', ttl)
+  local new = redis.pcall('ZADD', index, now + ttl, member(slot, name, digest, task))
+  if was and was.task ~= task then
+    redis.pcall('ZREM', index, member(slot, name, digest, was.task))
+  elseif not was and new == 0 and slot == 'r' then -- the one before us lapsed and nobody saw it
+    count(task, 'expired')
+  end
+end
+
+-- Sets what is left of a hold.  Never SET: a full server refuses that, and lets PEXPIRE pass (E5).
+local function extend(slot, name, digest, task, ttl)
+  redis.call('PEXPIRE', bucket .. slot .. ':' .. name, ttl)
+  redis.pcall('ZADD', index, now + ttl, member(slot, name, digest, task))
+end
+
+local function free(slot, name, digest, task)
+  redis.call('DEL', bucket .. slot .. ':' .. name)
+  redis.pcall('ZREM', index, member(slot, name, digest, task))
+end
+
+-- Drops index members whose time is over, and counts running holds among them as expired.  Queued holds are not
+-- counted: that of until_expired is meant to lapse.
+local function sweep(limit)
+  local over = redis.pcall('ZRANGEBYSCORE', index, '-inf', now, 'LIMIT', 0, limit or 8)
+  for _, entry in ipairs(over) do
+    local slot, name, _, task = entry:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
+    local hold = slot and occupant(slot, name)
+    if hold and hold.task == task then -- somebody extended it by hand
+      redis.pcall('ZADD', index, now + math.max(hold.left, 1000), entry)
+    else
+      redis.pcall('ZREM', index, entry)
+      if slot == 'r' then
+        count(task, 'expired')
+      end
+    end
+  end
+end

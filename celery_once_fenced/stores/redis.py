@@ -1,0 +1,264 @@
+"""The efficiency tier's leases in Redis or Valkey: each operation is one script of ``lua/``, one round trip.
+
+The protocol stands in those scripts, in ``lua/bucket.lua`` first; here questions become arguments, and replies
+answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from celery_once_fenced.errors import ConfigError, StoreUnavailableError
+from celery_once_fenced.policy import Span
+from celery_once_fenced.stores import (
+    End,
+    Enqueue,
+    Enqueued,
+    Hold,
+    Renewal,
+    Settle,
+    Slot,
+    Start,
+    Started,
+)
+from celery_once_fenced.stores.counters import HOLD_MAX, hold_field
+from celery_once_fenced.stores.redis_link import Command, RedisLink, script
+from celery_once_fenced.stores.redis_values import (
+    MAX_TEXT,
+    decode,
+    encode,
+    milliseconds,
+    parse_hold,
+    parse_member,
+)
+
+__all__ = ["RedisLeaseStore"]
+
+BUCKETS = "0123456789abcdef"
+PAGE = 100
+AGAIN: Command = ("1",)
+"""What end and release are told when they are asked a second time for want of an answer."""
+
+
+class RedisLeaseStore:
+    """``LeaseStore`` on one Redis or Valkey.  Connects when first used; for many threads, and across forks.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``.
+        namespace: First part of every key; two applications with one namespace share their leases.
+        socket_timeout: Seconds for one operation, the second sending included (E2).
+        connect_timeout: Seconds for making a connection.
+        max_connections: Per process; more threads than that wait for one, within the timeout.
+        clock: Monotonic seconds, for deadlines and the breaker.
+
+    Raises:
+        ConfigError: the URL or the namespace cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str,
+        socket_timeout: float = 0.5,
+        connect_timeout: float = 1.0,
+        max_connections: int = 50,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not namespace or "{" in namespace or "}" in namespace:
+            raise ConfigError(
+                f"namespace must be a text without braces, not {namespace!r}: braces place keys in a cluster"
+            )
+        self._namespace = namespace
+        self._link = RedisLink(
+            url,
+            timeout=socket_timeout,
+            connect_timeout=connect_timeout,
+            max_connections=max_connections,
+            clock=clock,
+        )
+
+    # --- the life of a call ---------------------------------------------------------------------------------
+
+    def enqueue(self, ask: Enqueue) -> Enqueued:
+        if ask.mode != "deferred" and not _asks_when_queued(ask.span):
+            return Enqueued(True)
+        digest = ask.key.digest
+        answer = self._run(
+            "enqueue",
+            digest,
+            digest,
+            encode(ask.task),
+            _flags(ask.span),
+            ask.mode,
+            encode(ask.delivery),
+            encode(ask.task_id),
+            milliseconds(ask.hold) or 1,
+            ask.key.text[:MAX_TEXT],
+        )
+        return Enqueued(True) if answer == 1 else Enqueued(False, parse_hold(answer[0], digest, *answer[1:]))
+
+    def start(self, ask: Start) -> Started:
+        digest = ask.key.digest
+        answer, wait, *value = self._run(
+            "start",
+            digest,
+            digest,
+            encode(ask.slot),
+            encode(ask.task),
+            _flags(ask.span),
+            encode(ask.delivery),
+            encode(ask.holder),
+            encode(ask.task_id),
+            encode(ask.worker),
+            milliseconds(ask.lease) or 1,
+            int(ask.redelivery),
+            ask.key.text[:MAX_TEXT],
+        )
+        name = "" if ask.slot == digest else ask.slot
+        by = parse_hold("r", digest, value[0], wait, name) if value else None
+        return Started(answer, by, wait / 1000)
+
+    def renew(self, asks: Sequence[Renewal]) -> list[bool]:
+        by_bucket: dict[str, list[int]] = {}
+        for i, ask in enumerate(asks):
+            by_bucket.setdefault(self._bucket(ask.digest), []).append(i)
+        if not asks:
+            return []
+        renew = script("renew")
+        commands = [
+            renew.call(bucket, *(part for i in places for part in _renewal(asks[i])))
+            for bucket, places in by_bucket.items()
+        ]
+        answers = self._link.ask(*commands, past_breaker=True)
+        renewed = dict(zip(_flat(by_bucket.values()), _flat(answers), strict=True))
+        return [renewed[i] == 1 for i in range(len(asks))]
+
+    def end(self, ask: End) -> bool:
+        digest = ask.key.digest
+        answer = self._run(
+            "end",
+            digest,
+            digest,
+            encode(ask.slot),
+            encode(ask.task),
+            encode(ask.delivery),
+            encode(ask.holder),
+            encode(ask.task_id),
+            milliseconds(ask.mark),
+            milliseconds(ask.requeue),
+            "" if ask.held is None else hold_field(ask.held),
+            milliseconds(ask.held or 0),
+            ask.counter,
+            ask.key.text[:MAX_TEXT],
+            again=AGAIN,
+        )
+        return bool(answer == 1)
+
+    def settle(self, ask: Settle) -> None:
+        self._run("settle", ask.key.digest, encode(ask.delivery), milliseconds(ask.window))
+
+    def release(self, digest: str, slot: Slot, holder: str, name: str = "") -> bool:
+        answer = self._run(
+            "release", digest, digest, slot, encode(name or digest), encode(holder), again=AGAIN
+        )
+        return bool(answer == 1)
+
+    # --- for people and metrics -----------------------------------------------------------------------------
+
+    def count(self, digest: str, task: str, counter: str) -> None:
+        self._run("count", digest, encode(task), counter)
+
+    def look(self, digest: str) -> list[Hold]:
+        return [
+            parse_hold(slot, digest, value, left) for slot, value, left in self._run("look", digest, digest)
+        ]
+
+    def holds(self) -> Iterator[Hold]:
+        for digit in BUCKETS:
+            yield from self._holds_of(digit)
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        stats = script("stats")
+        total: dict[str, dict[str, int]] = {}
+        for bucket in self._link.ask(*(stats.call(self._bucket(digit)) for digit in BUCKETS)):
+            for task, pairs in bucket:
+                _add(total.setdefault(decode(task), {}), pairs)
+        return total
+
+    def server_version(self) -> str | None:
+        """``valkey 9.1.0`` or ``redis 7.2.4``; None when the server does not say."""
+        info = self._info("server")
+        if "valkey_version" in info:
+            return f"valkey {info['valkey_version']}"
+        return f"redis {info['redis_version']}" if "redis_version" in info else None
+
+    def maxmemory_policy(self) -> str | None:
+        """What the server does when it is full; None when it cannot be read.
+
+        Anything but ``noeviction`` loses leases (E19).
+        """
+        return self._info("memory").get("maxmemory_policy")
+
+    def close(self) -> None:
+        self._link.close()
+
+    # --- wire -----------------------------------------------------------------------------------------------
+
+    def _bucket(self, digest: str) -> str:
+        return f"{{{self._namespace}:{digest[:1]}}}:"
+
+    def _run(self, name: str, digest: str, *args: str | int, again: Command = ()) -> Any:
+        command = script(name).call(self._bucket(digest), *args)
+        return self._link.ask(command, again=[command + again] if again else ())[0]
+
+    def _holds_of(self, digit: str) -> Iterator[Hold]:
+        score, skip = "-inf", 0
+        seen: set[str] = set()  # a renewal moves a member on, to where it would be met again
+        while page := self._run("list", digit, score, skip, PAGE):
+            last = page[-1][0]
+            skip = sum(row[0] == last for row in page) + (skip if last == score else 0)
+            score = last
+            for row in page:
+                hold = parse_member(row)
+                if hold is not None and row[1] not in seen:
+                    yield hold
+                seen.add(row[1])
+
+    def _info(self, section: str) -> dict[str, str]:
+        try:
+            text = str(self._link.ask(("INFO", section))[0])
+        except StoreUnavailableError:
+            return {}
+        return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+@cache
+def _flags(span: Span) -> str:
+    return span.flags
+
+
+def _asks_when_queued(span: Span) -> bool:
+    """False for while_executing: nothing to be refused by, nothing to take, no round trip."""
+    return span.refused_by_q or span.refused_by_r or span.sets_q
+
+
+def _renewal(ask: Renewal) -> Command:
+    return (ask.digest, encode(ask.slot), encode(ask.task), encode(ask.holder), milliseconds(ask.lease) or 1)
+
+
+def _flat(parts: Any) -> list[Any]:
+    return [item for part in parts for item in part]
+
+
+def _add(counters: dict[str, int], pairs: Sequence[str]) -> None:
+    for field, value in zip(pairs[::2], pairs[1::2], strict=True):
+        if value.lstrip("-").isdecimal():
+            counters[field] = _merge(field, counters.get(field, 0), int(value))
+
+
+def _merge(field: str, one: int, other: int) -> int:
+    return max(one, other) if field == HOLD_MAX else one + other

@@ -1,0 +1,188 @@
+"""One process's way to one Redis: bounded connections, one deadline per question, one second sending, one breaker (E2).
+
+A question is one or more commands, sent together.  Within ``timeout`` seconds it is answered or fails:
+
+- it waits for a free connection for at most half the time;
+- if the answer does not come within half of what is left then, or the connection breaks, or the server has become a
+  replica, the question is sent a second time, on a fresh connection: every script takes a question it has already
+  answered for what it is (E3);
+- making a connection is bounded by ``connect_timeout`` and counts; looking up a host name is bounded by the system.
+
+Whatever interrupts a question (a time limit, Ctrl-C) breaks its connection, so that its answer is never read as the
+answer to the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from queue import Empty
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
+from redis.retry import Retry
+
+from celery_once_fenced.errors import ConfigError, StoreUnavailableError
+from celery_once_fenced.stores.breaker import Breaker
+
+__all__ = ["Command", "RedisLink", "Script", "script"]
+
+Command = tuple[str | int, ...]
+Interruption = (redis.ConnectionError, redis.TimeoutError)
+MIN_TIMEOUT = 0.001
+_sources: dict[str, str] = {}
+"""Text of every script in use, by its hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script, called by its hash; the text is sent where the server does not have it (restart, failover)."""
+
+    source: str
+    sha: str
+
+    def call(self, bucket: str, *args: str | int) -> Command:
+        """The command that runs it on a bucket."""
+        return ("EVALSHA", self.sha, 1, bucket, *args)
+
+
+@cache
+def script(name: str) -> Script:
+    """The script ``lua/<name>.lua``, with what every script begins with before it."""
+    folder = files("celery_once_fenced.stores") / "lua"
+    source = "".join((folder / f"{part}.lua").read_text("utf-8") for part in ("bucket", name))
+    loaded = Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+    _sources[loaded.sha] = source
+    return loaded
+
+
+def _with_source(command: Command) -> Command:
+    return ("EVAL", _sources[str(command[1])], *command[2:])
+
+
+class RedisLink:
+    """Connects when first asked.  For any number of threads; a forked child makes connections of its own."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float,
+        connect_timeout: float,
+        max_connections: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.breaker = Breaker(clock=clock)
+        self._timeout = timeout
+        self._clock = clock
+        self._pool, self._password = _pool(url, timeout, connect_timeout, max_connections)
+        # redis-py before 5.3 wants to be told a command name, and later ones warn if they are.
+        named = inspect.signature(self._pool.get_connection).parameters["command_name"]
+        self._why: tuple[str, ...] = ("EVALSHA",) if named.default is inspect.Parameter.empty else ()
+
+    def ask(self, *commands: Command, again: Sequence[Command] = (), past_breaker: bool = False) -> list[Any]:
+        """The answers to ``commands``, in one round trip.
+
+        ``again`` is what to send the second time, where that is something else.  ``past_breaker``: ask even while the
+        breaker is open (renewals).  Raises ``StoreUnavailableError`` when there is no answer in time, or a command is
+        answered with an error.
+        """
+        if not (past_breaker or self.breaker.admits()):
+            raise StoreUnavailableError("redis", "it gave no answer a moment ago and is not asked again yet")
+        try:
+            answers = self._ask(commands, again or commands)
+        except RedisError as error:
+            raise self._unavailable(error) from error
+        self.breaker.succeeded()
+        for answer in answers:
+            if isinstance(answer, RedisError):
+                raise self._unavailable(answer)
+        return answers
+
+    def close(self) -> None:
+        """Close the connections.  Asking again opens new ones."""
+        self._pool.disconnect()
+
+    def _unavailable(self, error: RedisError) -> StoreUnavailableError:
+        # All connections being busy says something about this process, not about the server.
+        if isinstance(error, Interruption) and not isinstance(error.__context__, Empty):
+            self.breaker.failed()
+        problem = str(error) or type(error).__name__
+        return StoreUnavailableError(
+            "redis", problem.replace(self._password, "***") if self._password else problem
+        )
+
+    def _ask(self, first: Sequence[Command], again: Sequence[Command]) -> list[Any]:
+        deadline = self._clock() + self._timeout
+        connection = self._pool.get_connection(*self._why)
+        try:
+            return self._converse(connection, first, again, deadline)
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self._pool.release(connection)
+
+    def _converse(
+        self, connection: Any, first: Sequence[Command], again: Sequence[Command], deadline: float
+    ) -> list[Any]:
+        now = self._clock()
+        try:
+            answers = self._exchange(connection, first, now + (deadline - now) / 2)
+            if not any(isinstance(answer, ReadOnlyError) for answer in answers):
+                return answers
+        except Interruption:
+            if self._clock() >= deadline:
+                raise
+        connection.disconnect()
+        connection.connect()
+        return self._exchange(connection, again, deadline)
+
+    def _exchange(self, connection: Any, commands: Sequence[Command], deadline: float) -> list[Any]:
+        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        answers = [self._read(connection, deadline) for _ in commands]
+        unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            told = self._exchange(connection, [_with_source(commands[i]) for i in unknown], deadline)
+            for i, answer in zip(unknown, told, strict=True):
+                answers[i] = answer
+        return answers
+
+    def _read(self, connection: Any, deadline: float) -> Any:
+        if not connection.can_read(timeout=max(deadline - self._clock(), MIN_TIMEOUT)):
+            raise redis.TimeoutError(f"no answer within {self._timeout:g} s")
+        try:
+            return connection.read_response()
+        except ResponseError as error:
+            return error
+
+
+def _pool(
+    url: str, timeout: float, connect_timeout: float, size: int
+) -> tuple[redis.BlockingConnectionPool, str]:
+    try:
+        options: dict[str, Any] = dict(parse_url(url))
+    except ValueError as error:
+        raise ConfigError("redis_url is no URL of the form redis://, rediss:// or unix://") from error
+    options |= {
+        "max_connections": size,
+        "timeout": timeout / 2,
+        "socket_timeout": timeout / 2,
+        "socket_connect_timeout": connect_timeout,
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+        "health_check_interval": 0,
+        "protocol": 2,
+        "decode_responses": True,
+        "encoding_errors": "replace",
+    }
+    return redis.BlockingConnectionPool(**options), str(options.get("password") or "")
