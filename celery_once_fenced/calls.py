@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_once_fenced.errors import KeyDerivationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["CallPlan"]
 
@@ -14,10 +16,11 @@ _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class CallPlan:
-    """How to bind calls of one task: made once, since ``Signature.bind`` would cost more than all the rest of a key.
+    """How to bind calls of one task: made once, since ``Signature.bind`` would cost more than all the rest of
+    a key.
 
-    ``names`` are the argument names in the order of the signature; ``*args`` and ``**kwargs`` count as one argument
-    each, a tuple and a dict.
+    ``names`` are the argument names in the order of the signature; ``*args`` and ``**kwargs`` count as one
+    argument each, a tuple and a dict.
     """
 
     __slots__ = ("_defaults", "_keywords", "_plain", "_positional", "_signature", "names", "task")
@@ -58,7 +61,9 @@ class CallPlan:
             return None
         bound = {**self._defaults, **dict(zip(self._positional, args, strict=False))}
         if kwargs:
-            if not kwargs.keys() <= self._keywords or any(n in kwargs for n in self._positional[: len(args)]):
+            if not kwargs.keys() <= self._keywords or not kwargs.keys().isdisjoint(
+                self._positional[: len(args)]
+            ):
                 return None
             bound.update(kwargs)
         return bound if len(bound) == len(self.names) else None

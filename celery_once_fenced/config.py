@@ -1,23 +1,25 @@
 """The settings dict, ``app.conf.once_fenced`` or ``CELERY_ONCE_FENCED``: checked, typed and frozen.
 
-``problems`` says everything that is wrong at once; ``Settings.from_mapping`` raises it, Django's system checks list it.
-Addresses hold passwords, so no address appears in an error unmasked.
+``problems`` says everything that is wrong at once; ``Settings.from_mapping`` raises it, Django's system
+checks list it. Addresses hold passwords, so no address appears in an error unmasked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_once_fenced.durations import parse_duration
 from celery_once_fenced.errors import ConfigError
-from celery_once_fenced.keys import KeyText
 from celery_once_fenced.options import Once
 from celery_once_fenced.policy import Policy, resolve
 from celery_once_fenced.wording import did_you_mean
+
+if TYPE_CHECKING:
+    from celery_once_fenced.keys import KeyText
 
 __all__ = ["Settings", "mask_url", "policy_for", "problems", "unknown_tasks"]
 
@@ -37,16 +39,16 @@ class Settings:
     postgres_url: str | None = field(default=None, repr=False)
     """Address of fence and ledger without Django."""
     transaction: str | Callable[..., Any] | None = None
-    """What opens the body's transaction without Django: a context manager factory, or its dotted path (C14)."""
+    """What opens the body's transaction without Django: a maker of context managers, or its path (C14)."""
     namespace: str = "once"
     """First part of every Redis key: 1 to 64 of ``A-Za-z0-9_.-``."""
-    defaults: Once = Once()
+    defaults: Once = field(default_factory=Once)
     """Options for all tasks, weaker than what a task says itself."""
     tasks: Mapping[str, Once] = field(default_factory=lambda: MappingProxyType({}))
     """Options by task name, stronger than what the task says itself."""
     redelivery_window: float | None = None
-    """Seconds that a settled delivery is remembered; 0 = off; None: the larger of 1 h and 1.1 × visibility timeout +
-    lease, computed where the broker is known (E8)."""
+    """Seconds that a settled delivery is remembered; 0 = off; None: the larger of 1 h and 1.1 times the
+    visibility timeout + lease, computed where the broker is known (E8)."""
     socket_timeout: float = 0.5
     """Seconds that Redis may take for an answer."""
     connect_timeout: float = 1.0
@@ -93,15 +95,21 @@ def _once(options: Once | Mapping[str, object]) -> Once:
 
 
 def policy_for(
-    settings: Settings, task_name: str, task_once: Once | None, base_once: Once, hard_limit: float | None
+    settings: Settings, task: str, once: Sequence[Once] = (), *, hard_limit: float | None = None
 ) -> Policy:
-    """The policy of one task: ``tasks`` > ``once=`` on the task > base class > ``defaults`` > built-in.
+    """The policy of one task: ``tasks`` > ``once=`` on the task > its base classes > ``defaults`` > built-in.
+
+    Args:
+        settings: Those of the app.
+        task: Its name.
+        once: What the task and its base classes declare, the strongest first.
+        hard_limit: The hard time limit in seconds, where it is known: the default of ``max_hold``.
 
     Raises:
         ConfigError: options that do not go together (E20, W7).
     """
-    layers = (settings.tasks.get(task_name), task_once, base_once, settings.defaults)
-    return resolve([layer for layer in layers if layer is not None], task=task_name, hard_limit=hard_limit)
+    layers = (settings.tasks.get(task), *once, settings.defaults)
+    return resolve([layer for layer in layers if layer is not None], task=task, hard_limit=hard_limit)
 
 
 def unknown_tasks(settings: Settings, registered_names: Iterable[str]) -> list[str]:
@@ -115,12 +123,12 @@ def unknown_tasks(settings: Settings, registered_names: Iterable[str]) -> list[s
 
 
 def mask_url(url: str) -> str:
-    """``url`` with its passwords replaced by ``***``: in the address, in the query, in a key=value connection string."""
+    """``url`` with ``***`` for its passwords: in the address, the query, or a key=value connection string."""
     url = re.sub(r"(://[^:@/?#]*:).*@", r"\1***@", url, flags=re.DOTALL)
     return re.sub(r"(?i)(pass(?:word|wd)?\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)", r"\1***", url)
 
 
-# --- what may be wrong -----------------------------------------------------------------------------------------------
+# --- what may be wrong --------------------------------------------------------------------------------------
 
 
 def problems(settings: object, *, default_redis_url: str | None = None) -> list[str]:
@@ -143,7 +151,7 @@ def _unknown(settings: Mapping[object, object]) -> Iterator[str]:
 
 def _missing(settings: Mapping[str, object], default_redis_url: str | None) -> Iterator[str]:
     if settings.get("redis_url") is None and default_redis_url is None:
-        yield "redis_url is not set; write the address of the Redis that holds the leases, such as redis://localhost:6379/2"
+        yield "redis_url is not set; write where the leases live, such as redis://localhost:6379/2"
     if settings.get("database") is not None and settings.get("postgres_url") is not None:
         yield "database and postgres_url exclude each other: a Django alias, or an address without Django"
 
@@ -160,7 +168,7 @@ _Check = Callable[[str, Any], Iterator[str]]
 
 def _redis_url(name: str, value: object) -> Iterator[str]:
     if isinstance(value, list | tuple):
-        yield f"{name} lists {len(value)} addresses, but Redlock is not available in this version; give one URL"
+        yield f"{name} lists {len(value)} URLs, but Redlock is not available in this version; give one URL"
     elif not isinstance(value, str):
         yield f"{name} must be text, not {type(value).__name__}"
     elif not value.startswith(_SCHEMES):
@@ -179,7 +187,7 @@ def _text(name: str, value: object) -> Iterator[str]:
 
 def _transaction(name: str, value: object) -> Iterator[str]:
     if not callable(value) and not (isinstance(value, str) and "." in value):
-        yield f"{name} must be a callable that returns a context manager, or its dotted path such as 'shop.db.session'"
+        yield f"{name} must be a callable that makes context managers, or its path, as in 'shop.db.session'"
 
 
 def _namespace(name: str, value: object) -> Iterator[str]:
@@ -191,7 +199,7 @@ def _defaults(name: str, value: object) -> Iterator[str]:
     yield from (f"{name}: {problem}" for problem in Once.problems(value))
     scope = value.given().get("scope") if isinstance(value, Once) else _option(value, "scope")
     if scope is not None:
-        yield f"{name}: 'scope' for all tasks would make calls of different tasks one; set it on the tasks that share it"
+        yield f"{name}: 'scope' for all tasks would make one key of many; set it on the tasks that share it"
 
 
 def _option(options: object, name: str) -> object:

@@ -22,7 +22,8 @@ _LONGEST = 100 * 366 * 86400.0
 
 
 def parse_duration(value: object, *, option: str) -> float:
-    """Seconds of a duration: a number, a ``timedelta``, or text such as ``"90s"``, ``"500ms"`` or ``"1h30m"``.
+    """Seconds of a duration: a number, a ``timedelta``, or text such as ``"90s"``, ``"500ms"`` or
+    ``"1h30m"``.
 
     Raises:
         ConfigError: another type or form, a negative or an endless duration.

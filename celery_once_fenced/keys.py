@@ -1,12 +1,12 @@
 """From a call to the key that identifies it (rules K1 to K5).
 
-A task's ``KeyRecipe`` is compiled once; ``derive_call`` binds a call to the signature, encodes the values that matter
-and hashes them.  The digest covers encoding version, scope, template and typed values, never rendered text:
-``"{a}:{b}"`` with ``x:y`` and ``z`` is not ``x`` and ``y:z``.  The digest decides everywhere; the text beside it is
-for people.
+A task's ``KeyRecipe`` is compiled once; ``derive_call`` binds a call to the signature, encodes the values
+that matter and hashes them.  The digest covers encoding version, scope, template and typed values, never
+rendered text: ``"{a}:{b}"`` with ``x:y`` and ``z`` is not ``x`` and ``y:z``.  The digest decides everywhere;
+the text beside it is for people.
 
-The same call gives the same key wherever it is derived: by a producer from the caller's objects, and by a worker from
-the decoded message (``send_task``, another language, an old message).
+The same call gives the same key wherever it is derived: by a producer from the caller's objects, and by a
+worker from the decoded message (``send_task``, another language, an old message).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from celery_once_fenced.calls import CallPlan
-from celery_once_fenced.encoding import Unencodable, encode
+from celery_once_fenced.encoding import UnencodableError, encode, encode_value
 from celery_once_fenced.errors import ConfigError, KeyDerivationError
 from celery_once_fenced.templates import Template, check_resource, render_resource
 from celery_once_fenced.wording import did_you_mean, readable, safe, shorten
@@ -44,7 +44,8 @@ ResourceSpec = None | str | Callable[[Arguments], str]
 KeyText = Literal["plain", "hash"]
 
 VERSION = b"once-1"
-"""Version of the encoding.  A change of it changes every key, so that no old key is ever compared with a new one."""
+"""Version of the encoding.  A change of it changes every key, so that no old key is ever compared with a new
+one."""
 MAX_TEXT = 255
 MAX_SCOPE = 200
 """Characters of the scope in the readable text; the digest takes all of it."""
@@ -67,7 +68,8 @@ class Derived:
     key: Key | None
     """None: the key function said that this call is not guarded."""
     fingerprint: str | None
-    """64 hexadecimal characters over the fingerprint arguments; None where it is off or the call is not guarded."""
+    """64 hexadecimal characters over the fingerprint arguments; None where it is off or the call is not
+    guarded."""
     arguments: Arguments
     """All arguments by name, defaults applied."""
 
@@ -126,8 +128,8 @@ class KeyRecipe:
     ) -> Derived:
         """Key, fingerprint and bound arguments of one call.
 
-        ``override`` is the ``once_key="…"`` of this call: it stands, under the same scope, for what a key function
-        would have answered.
+        ``override`` is the ``once_key="…"`` of this call: it stands, under the same scope, for what a key
+        function would have answered.
 
         Raises:
             KeyDerivationError: a ``TypeError``: a wrong call, or an argument that cannot be part of a key.
@@ -157,7 +159,8 @@ class KeyRecipe:
         """What the fence protects in this call: at most 255 characters.
 
         Raises:
-            KeyDerivationError: an argument of another type than ``int``, ``str`` and ``UUID``, or a text too long.
+            KeyDerivationError: an argument of another type than ``int``, ``str`` and ``UUID``, or a text too
+            long.
         """
         if self._resource is None:
             return default_resource(key)
@@ -165,16 +168,20 @@ class KeyRecipe:
             return render_resource(self._resource, arguments, task=self.plan.task)
         return check_resource(self._resource(arguments), task=self.plan.task)
 
-    # --- parts of a derivation ---------------------------------------------------------------------------------------
+    # --- parts of a derivation ------------------------------------------------------------------------------
 
     def _encoded(self, names: tuple[str, ...], arguments: Arguments) -> dict[str, bytes]:
-        return {name: self._encode(name, arguments[name]) for name in names}
+        json = self._json
+        try:
+            return {name: encode_value(arguments[name], json) for name in names}
+        except UnencodableError:
+            return {name: self._encode(name, arguments[name]) for name in names}
 
     def _encode(self, name: str, value: object) -> bytes:
         try:
             return encode(value, json=self._json, path=name)
-        except Unencodable as error:
-            # A default such as ``frozenset()`` or a sentinel never travels: leaving it out is what identifies it.
+        except UnencodableError as error:
+            # A default such as ``frozenset()`` never travels in a message: being left out identifies it.
             if name in self.plan.defaults and value is self.plan.defaults[name]:
                 return b"?"
             raise KeyDerivationError(self.plan.task, str(error)) from None
@@ -206,7 +213,7 @@ class KeyRecipe:
         if self._required:
             raise KeyDerivationError(
                 self.plan.task,
-                "the key function returned None, but the correctness tier runs nothing unguarded; return a text",
+                "the key function returned None, but the correctness tier never runs unguarded; return text",
             )
         return Derived(None, None, arguments)
 
@@ -214,14 +221,16 @@ class KeyRecipe:
 def default_resource(key: Key) -> str:
     """The resource of a task without ``Once.resource``: its key, as text that is unique.
 
-    The readable key comes first, up to 190 characters of it, and then ``#`` and the digest, which makes it unique:
-    two keys may read alike.  At most 255 characters.
+    The readable key comes first, up to 190 characters of it, and then ``#`` and the digest, which makes it
+    unique: two keys may read alike.  At most 255 characters.
     """
     return f"{shorten(key.text, 190)}#{key.digest}"
 
 
 def operation_digest(key_digest: str, run_id: str) -> bytes:
-    """The 32-byte ledger digest of one run of a key under ``replay_for=0``, where each call is its own operation (L11)."""
+    """The 32-byte ledger digest of one run of a key under ``replay_for=0``, where each call is its own
+    operation (L11).
+    """
     return hashlib.sha256(bytes.fromhex(key_digest) + run_id.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -230,7 +239,7 @@ def new_id() -> str:
     return secrets.token_hex(16)
 
 
-# --- declaration -----------------------------------------------------------------------------------------------------
+# --- declaration --------------------------------------------------------------------------------------------
 
 
 def _names(plan: CallPlan, option: str, names: Sequence[str] | None) -> tuple[str, ...]:
@@ -240,7 +249,7 @@ def _names(plan: CallPlan, option: str, names: Sequence[str] | None) -> tuple[st
         if name not in plan.names:
             known = ", ".join(plan.names) or "none"
             raise ConfigError(
-                f"{option} of {plan.task} names {name!r}, which is no argument of the task (its arguments: {known})"
+                f"{option} of {plan.task} names {name!r}, which is no argument of it (there are: {known})"
                 + did_you_mean(name, plan.names)
             )
     return tuple(dict.fromkeys(names))

@@ -1,4 +1,6 @@
-"""What each option of ``Once`` may be: one check per option, that returns the value as it is kept, or explains."""
+"""What each option of ``Once`` may be: one check per option, that returns the value as it is kept, or
+explains.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ OnUnknown = Literal["hold", "rerun", "fail"]
 Check = Callable[[str, Any], Any]
 
 SHORTEST_LEASE = 0.1
-"""Seconds.  A third of it must hold a round trip of the renewal, and the trust margin its share of the rest."""
+"""Seconds.  A third of it must hold a round trip of the renewal, and the trust margin its share of the
+rest."""
 
 
 def _one_of(literal: Any, *, none: bool = False) -> Check:
@@ -45,9 +48,8 @@ def _duration(least: float = 0.0, *, none: bool = False, above: bool = False) ->
             return None
         seconds = parse_duration(value, option=name)
         if seconds < least or (above and seconds == least):
-            raise ConfigError(
-                f"{name}={value!r} is too short; it must be {'more than' if above else 'at least'} {least:g} s"
-            )
+            bound = "more than" if above else "at least"
+            raise ConfigError(f"{name}={value!r} is too short; it must be {bound} {least:g} s")
         return seconds
 
     return check
@@ -106,8 +108,8 @@ def _resource(name: str, value: object) -> object:
     if value is None or isinstance(value, str) or callable(value):
         return value
     raise ConfigError(
-        f"{name}={value!r} must be a format string such as 'account:{{account_id}}', a function of the arguments, "
-        "or None for the key"
+        f"{name}={value!r} must be a format string such as 'account:{{account_id}}', a function of the "
+        "arguments, or None for the key"
     )
 
 
@@ -134,7 +136,7 @@ def _final_errors(name: str, value: object) -> tuple[type[Exception], ...]:
     found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
     if not all(isinstance(item, type) and issubclass(item, Exception) for item in found):
         raise ConfigError(f"{name}={value!r} must be a tuple of exception classes such as (CardDeclined,)")
-    return found  # type: ignore[return-value]  # just checked
+    return found
 
 
 CHECKS: Mapping[str, Check] = {

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from celery_once_fenced.durations import Duration
 from celery_once_fenced.errors import ConfigError
-from celery_once_fenced.keys import KeySpec, ResourceSpec
 from celery_once_fenced.option_checks import (
     CHECKS,
     OnConflict,
@@ -22,11 +20,15 @@ from celery_once_fenced.option_checks import (
 )
 from celery_once_fenced.wording import did_you_mean
 
+if TYPE_CHECKING:
+    from celery_once_fenced.durations import Duration
+    from celery_once_fenced.keys import KeySpec, ResourceSpec
+
 __all__ = ["NOT_GIVEN", "Given", "NotGiven", "Once"]
 
 
 class NotGiven(Enum):
-    """The type of ``NOT_GIVEN``: an option that a layer leaves to the next one.  (None is a value of some options.)"""
+    """The type of ``NOT_GIVEN``: the next layer decides.  None is a value of some options."""
 
     NOT_GIVEN = 0
 
@@ -38,26 +40,29 @@ Given: TypeAlias = T | NotGiven
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Once:
-    """Options of one task, or of one layer of settings.  Every option may be left out; the next layer then decides.
+    """Options of one task, or of one layer of settings; what is left out, the next layer decides.
 
-    Durations are seconds, a ``timedelta`` or text such as ``"15m"``; they are kept as seconds.  Raises ``ConfigError``
-    for an unknown option or a wrong value.
+    Durations are seconds, a ``timedelta`` or text such as ``"15m"``; they are kept as seconds.  Raises
+    ``ConfigError`` for an unknown option or a wrong value.
     """
 
     tier: Given[Tier] = NOT_GIVEN
-    """``efficiency`` (default): a lease suppresses duplicates.  ``correctness``: the ledger makes them harmless."""
+    """``efficiency`` (default): a lease suppresses duplicates.  ``correctness``: the ledger makes them
+    harmless."""
     key: Given[KeySpec] = NOT_GIVEN
-    """None (default) = all arguments; a tuple of argument names, ``()`` = the task alone; a format string such as
-    ``"order:{order_id}"``; a function of the bound arguments that returns text, or None: not guarded."""
+    """None (default) = all arguments; a tuple of argument names, ``()`` = the task alone; a format string
+    such as ``"order:{order_id}"``; a function of the bound arguments that returns text, or None: not
+    guarded."""
     scope: Given[str | None] = NOT_GIVEN
-    """First part of the key.  Default: the task's name.  Set it to survive a rename, or to dedupe across tasks."""
+    """First part of the key.  Default: the task's name.  Set it to survive a rename, or to dedupe across
+    tasks."""
     unique: Given[Unique] = NOT_GIVEN
     """The span in which a second call is a duplicate.  Default ``until_executed``."""
     on_duplicate: Given[OnDuplicate] = NOT_GIVEN
     """When enqueuing a duplicate.  Default ``return_existing``."""
     on_conflict: Given[OnConflict | None] = NOT_GIVEN
-    """When a worker picks up a message whose key another task holds.  Default ``skip`` for until_executed, else
-    ``defer``."""
+    """When a worker picks up a message whose key another task holds.  Default ``skip`` for until_executed,
+    else ``defer``."""
     lease: Given[Duration] = NOT_GIVEN
     """Running lease, renewed every third of it.  Default 60 s, at least 0.1 s."""
     queue_hold: Given[Duration] = NOT_GIVEN
@@ -73,17 +78,18 @@ class Once:
     on_store_error: Given[OnStoreError] = NOT_GIVEN
     """Redis unreachable, efficiency tier: ``open`` (default) runs unguarded, ``raise`` does not."""
     replay_for: Given[Duration] = NOT_GIVEN
-    """Correctness, required: how long a finished key answers later calls with its recorded result.  ``0``: the key may
-    run again as soon as it has finished."""
+    """Correctness, required: how long a finished key answers later calls with its recorded result.  ``0``:
+    the key may run again as soon as it has finished."""
     resource: Given[ResourceSpec] = NOT_GIVEN
-    """Correctness: what the fence protects.  Default: the key; a format string; a function of the arguments."""
+    """Correctness: what the fence protects.  Default: the key; a format string; a function of the
+    arguments."""
     fingerprint: Given[Sequence[str] | None] = NOT_GIVEN
     """Correctness: arguments that must match when a key is used again.  Default None = all; ``()`` = off."""
     atomic: Given[bool] = NOT_GIVEN
     """Correctness: the body in one transaction (default True), or in the ``grant.atomic()`` that it opens."""
     on_unknown: Given[OnUnknown | Callable[[str], object]] = NOT_GIVEN
-    """Correctness: an effect was started and its outcome is not known.  ``hold`` (default), ``rerun``, ``fail``, or a
-    function of the downstream key that finds out."""
+    """Correctness: an effect was started and its outcome is not known.  ``hold`` (default), ``rerun``,
+    ``fail``, or a function of the downstream key that finds out."""
     final_errors: Given[Sequence[type[Exception]]] = NOT_GIVEN
     """Correctness: exceptions that end the key: recorded, and raised again for duplicates.  Default none."""
     max_attempts: Given[int] = NOT_GIVEN

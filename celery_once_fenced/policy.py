@@ -1,31 +1,34 @@
 """What a task gets once all layers of options are merged: one frozen ``Policy``.
 
-``resolve`` runs when a task is bound, with the layers in order of precedence: the ``tasks`` setting, ``once=`` of the
-task, its base class, the ``defaults`` setting; what none of them sets is built in.  Each option was checked alone when
-it was written (``Once``); here is what only the whole can tell (rules E20, W7).
+``resolve`` runs when a task is bound, with the layers in order of precedence: the ``tasks`` setting,
+``once=`` of the task, its base class, the ``defaults`` setting; what none of them sets is built in.  Each
+option was checked alone when it was written (``Once``); here is what only the whole can tell (rules E20, W7).
 """
 
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_once_fenced.durations import Duration, parse_duration
 from celery_once_fenced.errors import ConfigError
-from celery_once_fenced.keys import KeySpec, ResourceSpec
-from celery_once_fenced.option_checks import (
-    OnConflict,
-    OnDuplicate,
-    OnOverflow,
-    OnStoreError,
-    OnUnknown,
-    Tier,
-    Unique,
-)
 from celery_once_fenced.options import NOT_GIVEN, Once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from celery_once_fenced.keys import KeySpec, ResourceSpec
+    from celery_once_fenced.option_checks import (
+        OnConflict,
+        OnDuplicate,
+        OnOverflow,
+        OnStoreError,
+        OnUnknown,
+        Tier,
+        Unique,
+    )
 
 __all__ = ["NOT_GIVEN", "NOT_YET", "SPANS", "Duration", "Once", "Policy", "Span", "parse_duration", "resolve"]
 
@@ -49,7 +52,7 @@ class Span:
 
     @property
     def flags(self) -> str:
-        """The same for the scripts: of the letters ``qrQnRc``, in the order of the fields, those that are true."""
+        """The same for the scripts: the letters of ``qrQnRc``, in the order of the fields, that hold."""
         return "".join(
             letter for letter, field in zip("qrQnRc", fields(self), strict=True) if getattr(self, field.name)
         )
@@ -72,7 +75,7 @@ SPANS: Mapping[str, Span] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """All options of one task with their final values; durations in seconds.  For the meanings see ``Once``."""
+    """All options of one task, with their final values.  ``Once`` says what they mean."""
 
     tier: Tier
     key: KeySpec
@@ -109,7 +112,7 @@ class Policy:
 
     @property
     def hold(self) -> float:
-        """How long q lives, before any delay of the call is added: the window of until_expired, else ``queue_hold``."""
+        """How long q lives, any delay of the call apart: the window of until_expired, else ``queue_hold``."""
         return self.queue_hold if self.window is None else self.window
 
 
@@ -186,7 +189,7 @@ def _policy(options: dict[str, Any], task: str, hard_limit: float | None) -> Pol
     return Policy(**options)
 
 
-# --- what does not go together ---------------------------------------------------------------------------------------
+# --- what does not go together ------------------------------------------------------------------------------
 
 
 def _refusals(options: Mapping[str, Any]) -> Iterator[str]:
@@ -202,13 +205,13 @@ def _refused_spans(options: Mapping[str, Any]) -> Iterator[str]:
     unique, on_duplicate = options["unique"], options["on_duplicate"]
     if unique == "while_executing" and on_duplicate != "return_existing":
         yield (
-            f"unique='while_executing' refuses nothing when a call is enqueued, so on_duplicate={on_duplicate!r} would "
-            "never apply; leave it out, or use unique='until_and_while_executing'"
+            f"unique='while_executing' refuses nothing when enqueuing, so "
+            f"on_duplicate={on_duplicate!r} would never apply; leave it out, or use unique='until_and_while_executing'"
         )
     if on_duplicate == "keep_last" and unique not in ("until_and_while_executing", "while_executing"):
         yield (
-            f"on_duplicate='keep_last' keeps one call queued while another runs, which unique={unique!r} does not do; "
-            "leave unique out, it is until_and_while_executing then"
+            f"on_duplicate='keep_last' keeps one call queued while another runs, which unique={unique!r} does not "
+            "do; leave unique out, it is until_and_while_executing then"
         )
 
 
@@ -217,11 +220,11 @@ def _refused_durations(options: Mapping[str, Any]) -> Iterator[str]:
     if unique == "until_expired" and window is None:
         yield "unique='until_expired' needs a window: how long a call counts, such as window='15m'"
     if unique != "until_expired" and window is not None:
-        yield f"window={window:g} means something only with unique='until_expired', not with {unique!r}; leave it out"
+        yield f"window={window:g} needs unique='until_expired', and this is {unique!r}; leave it out"
     if options["max_hold"] is not None and options["max_hold"] < options["lease"]:
         yield (
-            f"max_hold={options['max_hold']:g} is shorter than lease={options['lease']:g}, which is granted whole; "
-            "shorten the lease or raise max_hold"
+            f"max_hold={options['max_hold']:g} is shorter than lease={options['lease']:g}, which is granted "
+            "whole; shorten the lease or raise max_hold"
         )
 
 
@@ -229,10 +232,10 @@ def _refused_in_correctness(options: Mapping[str, Any]) -> Iterator[str]:
     replay_for, on_duplicate = options["replay_for"], options["on_duplicate"]
     if replay_for is None:
         yield (
-            "tier='correctness' needs replay_for, how long a finished key answers later calls with its recorded "
-            "result. There is no safe default: too long and tomorrow's refresh is answered with today's result, too "
-            "short and a second click is charged twice. Write replay_for=0 for a job that is meant to repeat, or a "
-            "time such as replay_for='30d' for one that is not"
+            "tier='correctness' needs replay_for, how long a finished key answers later calls with "
+            "its recorded result. There is no safe default: too long and tomorrow's refresh is answered with "
+            "today's result, too short and a second click is charged twice. Write replay_for=0 for a job that "
+            "is meant to repeat, or a time such as replay_for='30d' for one that is not"
         )
     elif replay_for and on_duplicate in ("replace", "keep_last"):  # E20, second half
         yield (

@@ -1,13 +1,18 @@
-"""Format strings of ``Once.key`` and ``Once.resource``: literal text and argument names, nothing else (rule K3)."""
+"""Format strings of ``Once.key`` and ``Once.resource``: literal text and argument names, nothing else (rule
+K3).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from celery_once_fenced.errors import ConfigError, KeyDerivationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["MAX_RESOURCE", "Template", "check_resource", "render_resource"]
 
@@ -32,8 +37,8 @@ class Template:
         for _, name, spec, conversion in found:
             if name is not None and (not name.isidentifier() or spec or conversion):
                 raise ConfigError(
-                    f"{option}={text!r} may name arguments only, as in 'order:{{order_id}}': no positions, attributes, "
-                    "indexes, conversions or format specs; a function of the arguments can compute anything else"
+                    f"{option}={text!r} may name arguments only, as in 'order:{{order_id}}': no positions, "
+                    "attributes, indexes, conversions or formats; a function of the arguments can compute anything else"
                 )
         return cls(text, tuple((literal, name) for literal, name, _, _ in found))
 
@@ -50,8 +55,8 @@ class Template:
 def render_resource(template: str | Template, arguments: Mapping[str, object], *, task: str = "") -> str:
     """The resource of one call, rendered as the database's trigger renders it from the columns of a row.
 
-    Values are ``int``, ``str`` or ``UUID``; in text, ``%`` is written ``%25`` and ``:`` ``%3A``, so that the parts of
-    a template such as ``"{region}:{number}"`` cannot run into each other.  In SQL that is
+    Values are ``int``, ``str`` or ``UUID``; in text, ``%`` is written ``%25`` and ``:`` ``%3A``, so that the
+    parts of a template such as ``"{region}:{number}"`` cannot run into each other.  In SQL that is
     ``replace(replace(value, '%', '%25'), ':', '%3A')``.
 
     Raises:
@@ -77,7 +82,9 @@ def _resource_value(name: str, value: object, task: str) -> str:
 
 
 def check_resource(resource: object, *, task: str = "") -> str:
-    """Return ``resource`` if it is text that the database can hold: 1 to 255 characters, no NUL, valid Unicode."""
+    """Return ``resource`` if it is text that the database can hold: 1 to 255 characters, no NUL, valid
+    Unicode.
+    """
     if not isinstance(resource, str):
         raise KeyDerivationError(task, f"the resource must be text, not {type(resource).__name__}")
     if not 1 <= len(resource) <= MAX_RESOURCE:

@@ -1,23 +1,25 @@
-"""How the package shows values and names to people: shortened, in one line, and safe to print, split and store.
+"""How the package shows values and names to people: shortened, in one line, and safe to print, split and
+store.
 
 What comes out is for reading only; no decision is ever made from it (rule K3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["did_you_mean", "listed", "readable", "safe", "shorten"]
-
-T = TypeVar("T")
 
 MAX_VALUE = 80
 MAX_ITEMS = 5
 MAX_DEPTH = 3
+_PLAIN_INT = 10**18
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
@@ -51,39 +53,37 @@ def _escaped(character: str) -> str:
 
 def readable(value: object) -> str:
     """One value in at most ``MAX_VALUE`` safe characters.  Never raises, whatever the value does."""
-    if type(value) is str and len(value) <= MAX_VALUE:
-        text = value
-    else:
-        try:
-            text = _shown(value, MAX_DEPTH)
-        except Exception:  # noqa: BLE001 - the value's own code runs here, and a text must not fail a call
-            text = f"<{type(value).__name__}>"
-    return shorten(safe(shorten(text, MAX_VALUE)), MAX_VALUE)
+    kind = type(value)
+    if kind is int and -_PLAIN_INT < value < _PLAIN_INT:  # type: ignore[operator]  # an int
+        return str(value)
+    try:
+        text = shorten(value if kind is str else _shown(value, MAX_DEPTH), MAX_VALUE)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - the value's own code runs here, and a text must not fail a call
+        text = f"<{kind.__name__}>"
+    return text if text.isprintable() and "|" not in text else shorten(safe(text), MAX_VALUE)
 
 
 def _shown(value: object, depth: int) -> str:
     match value:
-        case Enum():
-            return _shown(value.value, depth)
         case str():
             return str.__str__(value)[: MAX_VALUE + 1]
         case bytes():
             return value[:MAX_VALUE].decode("ascii", "backslashreplace")
-        case Mapping() | list() | tuple() | set() | frozenset():
+        case dict() | list() | tuple() | set() | frozenset():
             return _shown_container(value, depth) if depth else "…"
+        case Enum():
+            return _shown(value.value, depth)
     shown = str(value)
     return shown if "object at 0x" not in shown else f"<{type(value).__name__}>"
 
 
-def _shown_container(value: Mapping[object, object] | Iterable[object], depth: int) -> str:
-    if isinstance(value, Mapping):
-        pairs = [f"{_shown(k, depth - 1)}:{_shown(v, depth - 1)}" for k, v in _first(value.items())]
+def _shown_container(value: Iterable[object], depth: int) -> str:
+    if isinstance(value, dict):
+        pairs = [
+            f"{_shown(k, depth - 1)}:{_shown(v, depth - 1)}" for k, v in islice(value.items(), MAX_ITEMS)
+        ]
         return "{" + ",".join(pairs) + "}"
-    items = [_shown(item, depth - 1) for item in _first(value)]
+    items = [_shown(item, depth - 1) for item in islice(value, MAX_ITEMS)]
     if isinstance(value, set | frozenset):
         return "{" + ",".join(sorted(items)) + "}"
     return "[" + ",".join(items) + "]"
-
-
-def _first(items: Iterable[T]) -> list[T]:
-    return list(islice(items, MAX_ITEMS))
