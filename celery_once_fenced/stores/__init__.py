@@ -17,6 +17,7 @@ from celery_once_fenced.keys import Key
 from celery_once_fenced.policy import Span
 
 Slot = Literal["q", "r"]
+Mode = Literal["new", "awaited", "successor", "deferred"]
 StartAnswer = Literal["granted", "done", "ending", "twin", "successor", "busy", "superseded"]
 
 
@@ -67,7 +68,7 @@ class Enqueue:
     delivery: str
     task_id: str
     hold: float
-    mode: Literal["new", "awaited", "successor", "deferred"] = "new"
+    mode: Mode = "new"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +188,7 @@ class LeaseStore(Protocol):
 
 # --- correctness tier ------------------------------------------------------------------------------------------------
 
-Verdict = Literal[
-    "granted", "completed", "failed_final", "busy", "key_reused", "in_doubt", "exhausted"
-]
+Verdict = Literal["granted", "completed", "failed_final", "busy", "key_reused", "in_doubt", "exhausted"]
 RenewalAnswer = Literal["renewed", "locked", "lost"]
 Abandoned = Literal["retryable", "failed", "in_doubt", "succeeded", "taken_over"]
 

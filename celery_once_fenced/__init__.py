@@ -1,0 +1,86 @@
+"""Run a Celery task once, and be honest about which "once" that is.
+
+``SingletonTask`` suppresses duplicates through a lease in Redis; ``FencedTask`` makes a duplicate or stale execution
+harmless through a fencing token and a ledger in Postgres.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from celery_once_fenced.errors import (
+    BusyError,
+    ConfigError,
+    DeferralFailedError,
+    DuplicateError,
+    ExhaustedError,
+    FencedOffError,
+    FenceMismatchError,
+    GrantError,
+    InDoubtError,
+    KeyDerivationError,
+    KeyReusedError,
+    LeaseLostError,
+    OnceError,
+    OutcomeUnknownError,
+    RecordedError,
+    StoreUnavailableError,
+)
+from celery_once_fenced.ledger import ResultOmitted
+from celery_once_fenced.policy import Once
+
+if TYPE_CHECKING:
+    from celery_once_fenced.grant import Grant, current_grant
+    from celery_once_fenced.outcome import Outcome
+    from celery_once_fenced.outside import explain, lease, release
+    from celery_once_fenced.tasks import FencedTask, SingletonTask
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BusyError",
+    "ConfigError",
+    "DeferralFailedError",
+    "DuplicateError",
+    "ExhaustedError",
+    "FenceMismatchError",
+    "FencedOffError",
+    "FencedTask",
+    "Grant",
+    "GrantError",
+    "InDoubtError",
+    "KeyDerivationError",
+    "KeyReusedError",
+    "LeaseLostError",
+    "Once",
+    "OnceError",
+    "Outcome",
+    "OutcomeUnknownError",
+    "RecordedError",
+    "ResultOmitted",
+    "SingletonTask",
+    "StoreUnavailableError",
+    "current_grant",
+    "explain",
+    "lease",
+    "release",
+]
+
+_LATE = {
+    "FencedTask": "tasks",
+    "Grant": "grant",
+    "Outcome": "outcome",
+    "SingletonTask": "tasks",
+    "current_grant": "grant",
+    "explain": "outside",
+    "lease": "outside",
+    "release": "outside",
+}
+"""Names that need Celery: imported when first used, so that importing the package costs next to nothing (W11)."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -1,0 +1,257 @@
+"""The correctness tier between start and end: claim, begin, body, complete, and what comes of an error.
+
+::
+
+    claim ── granted ──► begin ─ body ─ complete ─ COMMIT ──► succeeded
+      │ busy ► defer        └───────────┬──────────┘
+      │ completed ► replay              error ──► abandon (asks the ledger) ──► aftermath
+      └ failed_final, key_reused, in_doubt, exhausted ► the error that says so
+
+Claim commits before the body begins; complete is the last statement of the body's own transaction, so the writes and
+the ledger's ``succeeded`` become durable together or not at all (C6).  Postgres being away is never an outcome (C13).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from celery_once_fenced.errors import (
+    ExhaustedError,
+    FencedOffError,
+    InDoubtError,
+    KeyReusedError,
+    StoreUnavailableError,
+)
+from celery_once_fenced.events import emit
+from celery_once_fenced.grant import Grant, granted
+from celery_once_fenced.keepers import FenceKeeper, KeptFence
+from celery_once_fenced.keys import new_id, operation_digest
+from celery_once_fenced.lease import deferral
+from celery_once_fenced.ledger import (
+    Aftermath,
+    Codec,
+    Encoded,
+    aftermath,
+    decode_error,
+    encode_error,
+    recorded_value,
+)
+from celery_once_fenced.run import Again, Aside, Body, Defer, Drop, Execution, Returned, back_off
+from celery_once_fenced.stores import (
+    Abandonment,
+    AbandonReply,
+    Claim,
+    Claimed,
+    Completion,
+    Database,
+    Held,
+    LedgerStore,
+    Operation,
+)
+
+__all__ = ["Correctness"]
+
+
+class Correctness:
+    """Runs bodies under a fence.  ``codec`` encodes results as ASCII JSON and back (L6)."""
+
+    def __init__(
+        self,
+        ledger: LedgerStore,
+        database: Database,
+        codec: Codec,
+        *,
+        keeper: FenceKeeper | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._ledger = ledger
+        self._database = database
+        self._codec = codec
+        self._keeper = keeper or FenceKeeper(ledger)
+        self._jitter = jitter
+
+    def run(self, ex: Execution, body: Body) -> Returned | Aside:
+        """Claim, run, complete.  Raises the body's error where that is the outcome, or the ledger's answer."""
+        operation, holder = _operation(ex), new_id()
+        sent = self._keeper.clock()
+        try:
+            claimed = self._ledger.claim(_claim(ex, operation, holder))
+        except StoreUnavailableError as error:
+            return self._ask_later(ex, error)
+        if claimed.verdict != "granted" or claimed.token is None:
+            return self._answered(ex, claimed)
+        held = Held(operation, holder, claimed.token, claimed.attempt)
+        emit(
+            "fence.acquired",
+            key=ex.digest,
+            task=ex.task,
+            task_id=ex.task_id,
+            resource=ex.resource,
+            token=held.token,
+        )
+        return self._hold(ex, held, sent, body)
+
+    def _ask_later(self, ex: Execution, error: StoreUnavailableError) -> Defer:
+        emit("store.failed", operation="ledger", key=ex.digest, why=str(error))
+        return back_off(ex, ex.policy.lease, "store_unavailable", self._jitter())
+
+    # --- the answers of claim -----------------------------------------------------------------------------------------
+
+    def _answered(self, ex: Execution, claimed: Claimed) -> Returned | Defer:
+        emit("claim.answered", key=ex.digest, task=ex.task, task_id=ex.task_id, verdict=claimed.verdict)
+        if claimed.verdict == "busy":
+            return back_off(ex, claimed.wait, "fence_busy", self._jitter(), twin=claimed.same_key)
+        if claimed.verdict == "completed":
+            emit("ledger.replayed", key=ex.digest, task=ex.task, task_id=ex.task_id)
+            value = recorded_value(claimed.result, claimed.omitted, self._codec)
+            return Returned(value, counter="replayed")
+        raise _refusal(ex, claimed)
+
+    # --- the body -----------------------------------------------------------------------------------------------------
+
+    def _hold(self, ex: Execution, held: Held, sent: float, body: Body) -> Returned | Aside:
+        kept = self._keeper.granted(held, ex.policy.lease, sent=sent, max_hold=ex.policy.max_hold)
+        committed = _Outcome()
+        with self._keeper.keeping(kept):
+            try:
+                self._transact(ex, held, kept, body, committed)
+            except BaseException as error:  # noqa: BLE001  # _after raises it again unless the ledger says otherwise
+                return self._after(ex, held, error, committed)
+        emit("ledger.succeeded", key=ex.digest, task=ex.task, task_id=ex.task_id, token=held.token)
+        return Returned(committed.value)
+
+    def _transact(self, ex: Execution, held: Held, kept: KeptFence, body: Body, outcome: _Outcome) -> None:
+        with self._database.transaction(held) as transaction:
+            grant = Grant(
+                ex.key.text,
+                resource=ex.resource,
+                token=held.token,
+                attempt=held.attempt,
+                belief=kept,
+                connection=transaction.connection,
+            )
+            with granted(grant):
+                encoded = Encoded.of(body(grant), self._codec)
+            outcome.value = encoded.value
+            transaction.complete(held, Completion(encoded.text, encoded.omitted, ex.retention))
+            emit("ledger.completed", key=ex.digest, task=ex.task, task_id=ex.task_id, token=held.token)
+
+    # --- after an error -----------------------------------------------------------------------------------------------
+
+    def _after(self, ex: Execution, held: Held, error: BaseException, outcome: _Outcome) -> Returned | Aside:
+        lost = self._database.connection_lost(error)
+        try:
+            reply = self._ledger.abandon(_abandonment(ex, held, error, lost))
+        except StoreUnavailableError as away:
+            if not isinstance(error, Exception):
+                raise error from away
+            return self._ask_later(ex, away)
+        action = aftermath(
+            state=reply.state,
+            ours=reply.ours,
+            fence_ours=reply.fence_ours,
+            same_task=reply.task_id == ex.task_id,
+            connection_lost=lost,
+        )
+        return self._act(ex, held, error, outcome, action, reply)
+
+    def _act(
+        self,
+        ex: Execution,
+        held: Held,
+        error: BaseException,
+        outcome: _Outcome,
+        action: Aftermath,
+        reply: AbandonReply,
+    ) -> Returned | Aside:
+        if action is Aftermath.SUCCEEDED:
+            emit(
+                "commit.confirmed", key=ex.digest, task=ex.task, task_id=ex.task_id, why=type(error).__name__
+            )
+            return Returned(outcome.value)
+        if action is not Aftermath.RAISE:
+            self._tell_fenced_off(ex, held, error, action)
+        if action is Aftermath.RAISE or not isinstance(error, Exception) or ex.control(error) == "retry":
+            raise error
+        if action is Aftermath.REPLAY:
+            return Returned(recorded_value(reply.result, reply.omitted, self._codec), counter="fenced_off")
+        if action is Aftermath.AGAIN:
+            return self._again(ex, held, error)
+        if action is Aftermath.LEAVE:
+            return Drop("taken_over", counter="fenced_off")
+        return back_off(ex, ex.policy.lease, "taken_over", self._jitter(), counter="fenced_off")
+
+    def _again(self, ex: Execution, held: Held, error: Exception) -> Again:
+        if ex.renewals >= ex.policy.max_attempts:  # the database, or the body, ends every attempt this way
+            raise FencedOffError(held.operation.resource, held.token) from error
+        seconds = deferral(
+            ex.policy.lease,
+            visibility_timeout=ex.visibility_timeout,
+            tries=ex.renewals,
+            twin=False,
+            jitter=self._jitter(),
+        )
+        return Again(seconds, "fenced_off", counter="fenced_off")
+
+    def _tell_fenced_off(self, ex: Execution, held: Held, error: BaseException, action: Aftermath) -> None:
+        emit(
+            "fence.rejected",
+            key=ex.digest,
+            task=ex.task,
+            task_id=ex.task_id,
+            resource=held.operation.resource,
+            token=held.token,
+            why=type(error).__name__,
+            then=action.name.lower(),
+        )
+
+
+class _Outcome:
+    """What the body returned, for the case that its commit turns out to have happened (L8)."""
+
+    value: object = None
+
+
+def _operation(ex: Execution) -> Operation:
+    once_per_call = ex.policy.replay_for == 0
+    digest = operation_digest(ex.digest, ex.run) if once_per_call else bytes.fromhex(ex.digest)
+    fingerprint = bytes.fromhex(ex.fingerprint) if ex.fingerprint else None
+    return Operation(digest, ex.key.text, ex.scope, ex.task, ex.task_id, fingerprint, ex.resource)
+
+
+def _claim(ex: Execution, operation: Operation, holder: str) -> Claim:
+    policy = ex.policy
+    unknown = policy.on_unknown if isinstance(policy.on_unknown, str) else "probe"
+    return Claim(
+        operation=operation,
+        holder=holder,
+        worker=ex.worker,
+        lease=policy.lease,
+        max_takeovers=policy.max_attempts,
+        on_unknown=unknown,
+        retention=ex.failure_retention,
+    )
+
+
+def _abandonment(ex: Execution, held: Held, error: BaseException, lost: bool) -> Abandonment:
+    final = isinstance(error, ex.policy.final_errors) and not lost
+    unknown = ex.policy.on_unknown if isinstance(ex.policy.on_unknown, str) else "probe"
+    return Abandonment(
+        held=held,
+        state="failed" if final else "retryable",
+        error=encode_error(error),
+        on_unknown=unknown,
+        retention=ex.failure_retention,
+    )
+
+
+def _refusal(ex: Execution, claimed: Claimed) -> BaseException:
+    other = claimed.task_id or ""
+    if claimed.verdict == "key_reused":
+        return KeyReusedError(ex.key.text, other)
+    if claimed.verdict == "in_doubt":
+        return InDoubtError(ex.key.text, claimed.effect or "", claimed.since or "")
+    if claimed.verdict == "exhausted":
+        return ExhaustedError(ex.key.text, claimed.takeovers)
+    return decode_error(claimed.error, key=ex.key.text, known=ex.policy.final_errors)

@@ -1,0 +1,205 @@
+"""The use case in the worker: a delivery is started, run and ended.
+
+::
+
+    call ──admit──► q taken ──publish──►│ broker │──► delivery ──start──► r taken ──body──► end ──(result out)──► settle
+              │ refused: the holder's                          │ refused: step aside
+              ▼ task id is the answer                          ▼ (defer, drop, skip, conflict)
+
+``admit`` (see ``admission``) is one round trip.  ``run`` is two, and settle a third where a redelivery is possible.
+Between start and end the lease is renewed.  In the correctness tier ``run`` hands over to ``correctness`` between
+start and end: there Redis only saves work, and Postgres decides.
+
+The guard sees Protocols only.  What Celery must do is returned as data (``run.Aside``), never done here.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from celery_once_fenced.correctness import Correctness
+from celery_once_fenced.errors import ConfigError, StoreUnavailableError
+from celery_once_fenced.events import emit
+from celery_once_fenced.grant import Grant, granted
+from celery_once_fenced.keepers import KeptLease, LeaseKeeper
+from celery_once_fenced.keys import new_id
+from celery_once_fenced.run import Aside, Body, Conflict, Drop, Execution, Returned, Skip, back_off
+from celery_once_fenced.stores import End, LeaseStore, Renewal, Settle, Start, Started
+
+__all__ = ["Guard"]
+
+SUCCESSOR_PAUSES = (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.3)
+"""Seconds: a retry that overtakes the end of its predecessor waits in place, one second in all (E10)."""
+
+
+class Guard:
+    """Runs deliveries through the stores it is given.  One per app and process; safe in threads."""
+
+    def __init__(
+        self,
+        leases: LeaseStore,
+        correctness: Correctness | None = None,
+        *,
+        keeper: LeaseKeeper | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._leases = leases
+        self._correctness = correctness
+        self._keeper = keeper or LeaseKeeper(leases)
+        self._clock = self._keeper.clock
+        self._sleep = sleep
+        self._jitter = jitter
+
+    def run(self, execution: Execution, body: Body) -> Returned | Aside:
+        """Start, run the body under a lease, end.  Errors of the body pass through."""
+        try:
+            started = self._start(execution)
+        except StoreUnavailableError as error:
+            return self._run_unguarded(execution, error, body)
+        if not isinstance(started, KeptLease | None):
+            return started
+        return self._run_started(execution, started, body)
+
+    def _run_started(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:
+        began, end = self._clock(), self._ending(ex, kept)
+        try:
+            with self._keeping(kept):
+                result = self._work(ex, kept, body)
+        except BaseException as error:
+            self._end(self._end_after_error(ex, end, error), began)
+            raise
+        self._end(self._end_after(ex, end, result), began if isinstance(result, Returned) else None)
+        return result
+
+    def _work(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:
+        if ex.policy.tier == "correctness":
+            return self._fenced(ex, body)
+        if (answer := self._answer_from_holder(ex)) is not None:
+            return answer
+        grant = Grant(ex.key.text, resource=ex.resource, belief=kept)
+        with granted(grant):
+            return Returned(body(grant))
+
+    def _fenced(self, ex: Execution, body: Body) -> Returned | Aside:
+        if self._correctness is None:
+            raise ConfigError(f"task {ex.task} is in the correctness tier and there is no database")
+        return self._correctness.run(ex, body)
+
+    def _answer_from_holder(self, ex: Execution) -> Returned | None:
+        """An awaited duplicate is answered from its holder's stored success, where there is one (E12a)."""
+        if not ex.answer_from:
+            return None
+        found, value = ex.stored_success(ex.answer_from)
+        if not found:
+            return None
+        emit(
+            "duplicate.answered",
+            key=ex.key.digest,
+            task=ex.task,
+            task_id=ex.task_id,
+            holder_task=ex.answer_from,
+        )
+        return Returned(value)
+
+    def _run_unguarded(self, ex: Execution, error: StoreUnavailableError, body: Body) -> Returned | Aside:
+        """Redis does not answer: the correctness tier goes on without it, the efficiency tier as its policy says (E17)."""
+        emit("execution.unguarded", key=ex.key.digest, task=ex.task, task_id=ex.task_id, why=str(error))
+        if ex.policy.tier == "efficiency" and ex.policy.on_store_error == "raise":
+            return back_off(ex, ex.policy.lease, "store_unavailable", self._jitter())
+        return self._work(ex, None, body)
+
+    # --- start --------------------------------------------------------------------------------------------------------
+
+    def _start(self, ex: Execution) -> KeptLease | Aside | None:
+        question = ex.start(new_id())
+        if question is None:
+            return None
+        sent, started = self._ask_to_start(question)
+        if started.answer == "granted":
+            return self._granted(ex, question, sent)
+        emit("start.refused", key=ex.key.digest, task=ex.task, task_id=ex.task_id, why=started.answer)
+        return self._aside(ex, started)
+
+    def _ask_to_start(self, question: Start) -> tuple[float, Started]:
+        for pause in (*SUCCESSOR_PAUSES, 0.0):
+            sent = self._clock()
+            started = self._leases.start(question)
+            if started.answer != "successor":
+                break
+            self._sleep(pause)
+        return sent, started
+
+    def _granted(self, ex: Execution, question: Start, sent: float) -> KeptLease | None:
+        if not question.span.sets_r:
+            return None
+        renewal = Renewal(ex.key.digest, question.slot, question.holder, ex.task, question.lease)
+        kept = self._keeper.granted(renewal, sent=sent, max_hold=ex.policy.max_hold)
+        if kept.lost:  # the answer took longer than the lease may be believed (E4)
+            self._end(self._ending(ex, kept))
+            raise StoreUnavailableError("redis", "the grant arrived after its trust window")
+        return kept
+
+    def _aside(self, ex: Execution, started: Started) -> Aside:
+        if started.answer == "done":
+            return Drop("settled")
+        if started.answer == "superseded":
+            return Drop("superseded")
+        if started.answer == "busy" and ex.policy.tier == "efficiency":
+            return self._busy(ex, started)
+        twin = started.answer in ("twin", "ending")
+        return back_off(ex, started.wait, started.answer, self._jitter(), twin=twin)
+
+    def _busy(self, ex: Execution, started: Started) -> Aside:
+        by = started.by.task_id if started.by else ""
+        if ex.awaited:  # waits for r, then is answered or runs (E12a)
+            return replace(back_off(ex, started.wait, "awaited", self._jitter()), answer_from=by)
+        if ex.policy.on_conflict == "defer" or (ex.policy.on_conflict == "skip" and ex.seen_before):
+            return back_off(ex, started.wait, "busy", self._jitter())
+        return Skip(by) if ex.policy.on_conflict == "skip" else Conflict(by)
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    def _ending(self, ex: Execution, kept: KeptLease | None) -> End | None:
+        if kept is None:
+            return None
+        mark = ex.policy.lease if ex.redelivery_possible else 0.0
+        slot, holder = kept.renewal.slot, kept.renewal.holder
+        return End(ex.key, ex.task, slot, ex.delivery, holder, ex.task_id, mark=mark)
+
+    def _end_after(self, ex: Execution, end: End | None, result: Returned | Aside) -> End | None:
+        """A delivery that stepped aside after its start leaves no mark and gets its q back (C10, E8a)."""
+        if end is None or isinstance(result, Returned):
+            return end and replace(end, counter=result.counter)
+        return replace(end, mark=0.0, requeue=ex.requeue_hold(result), counter=result.counter)
+
+    def _end_after_error(self, ex: Execution, end: End | None, error: BaseException) -> End | None:
+        """No mark where the message is given back, or the process is on its way out (E8, E8b)."""
+        if end is None or (isinstance(error, Exception) and ex.control(error) != "requeue"):
+            return end
+        given_back = ex.control(error) == "requeue" and ex.policy.span.sets_q
+        return replace(end, mark=0.0, requeue=ex.policy.queue_hold if given_back else 0.0)
+
+    def _end(self, end: End | None, began: float | None = None) -> None:
+        if end is None:
+            return
+        held = None if began is None else self._clock() - began
+        try:
+            if not self._leases.end(replace(end, held=held)):
+                emit("lease.lost", key=end.key.digest, task=end.task, holder=end.holder)
+        except StoreUnavailableError as error:  # the lease lapses by itself
+            emit("store.failed", operation="end", key=end.key.digest, why=str(error))
+
+    def settle(self, settle: Settle) -> None:
+        """The result is out: a redelivery of this delivery is to be dropped from now on (E8)."""
+        try:
+            self._leases.settle(settle)
+        except StoreUnavailableError as error:  # then a redelivery runs again: at least once
+            emit("store.failed", operation="settle", key=settle.key.digest, why=str(error))
+
+    def _keeping(self, kept: KeptLease | None) -> AbstractContextManager[object]:
+        return nullcontext() if kept is None else self._keeper.keeping(kept)

@@ -1,0 +1,113 @@
+"""Renewal of all leases of a process: the only threads of the package.
+
+One :class:`Heartbeat` per kind of lease (Redis, Postgres), so that a slow database does not cost the other its leases.
+Its thread is started by the first lease that is kept, after any fork (E6), and ends when there is nothing to keep.
+When one lease is due, all are renewed, in one round trip (E5): so they soon beat together.  A lease that is let go is
+never renewed again; an answer that comes back for it is ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+from celery_once_fenced.lease import Clock, boot_clock
+
+__all__ = ["Heartbeat", "Kept"]
+
+
+class Kept(Protocol):
+    """A lease on the heartbeat's list."""
+
+    @property
+    def due(self) -> float: ...
+    def over(self, now: float) -> bool:
+        """Nothing more to renew."""
+        ...
+
+    def gone(self) -> None:
+        """Called once when ``over`` became true while the lease was kept."""
+        ...
+
+
+K = TypeVar("K", bound=Kept)
+
+LINGER = 10.0
+"""Seconds an idle thread waits for another lease before it ends."""
+
+
+class Heartbeat(Generic[K]):
+    """Keeps leases alive.  ``renew`` renews a batch in one round trip and tells each lease its answer; it must not
+    raise, and must come back within its own timeout.
+    """
+
+    def __init__(self, name: str, renew: Callable[[Sequence[K]], None], *, clock: Clock = boot_clock) -> None:
+        self._name = name
+        self._renew = renew
+        self._clock = clock
+        self._forget()
+        _instances.add(self)
+
+    def _forget(self) -> None:
+        # After a fork the parent's leases are the parent's, and its lock may have been held (E6).
+        self._leases: set[K] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def keeping(self, lease: K) -> Iterator[K]:
+        """Renew ``lease`` for the length of the block."""
+        with self._changed:
+            self._leases.add(lease)
+            self._ensure_thread()
+            self._changed.notify()
+        try:
+            yield lease
+        finally:
+            with self._changed:
+                self._leases.discard(lease)
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name=f"once-fenced-{self._name}", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            self._renew(batch)
+
+    def _next_batch(self) -> list[K] | None:
+        """Wait for the next beat.  None when there has been nothing to keep for a while: the thread ends."""
+        with self._changed:
+            while True:
+                now = self._clock()
+                self._drop_dead(now)
+                if any(lease.due <= now for lease in self._leases):
+                    return list(self._leases)
+                if not self._changed.wait(self._pause(now)) and not self._leases:
+                    self._thread = None
+                    return None
+
+    def _pause(self, now: float) -> float:
+        return min((lease.due - now for lease in self._leases), default=LINGER)
+
+    def _drop_dead(self, now: float) -> None:
+        for lease in [lease for lease in self._leases if lease.over(now)]:
+            self._leases.discard(lease)
+            lease.gone()
+
+
+_instances: weakref.WeakSet[Heartbeat[Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for instance in list(_instances):
+        instance._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

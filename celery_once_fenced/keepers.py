@@ -1,0 +1,144 @@
+"""Leases and fences on the heartbeat: what their holder believes, and how a batch of them is renewed.
+
+A Redis lease is believed by the clock and lost when its window ends (``lease``).  A fence is believed until Postgres
+says that it was superseded: a lapsed fence nobody took over may be renewed, and may complete (the two
+leases: docs/explanation/protocol).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from celery_once_fenced.errors import StoreUnavailableError
+from celery_once_fenced.events import emit
+from celery_once_fenced.heartbeat import Heartbeat
+from celery_once_fenced.lease import Clock, Lease, boot_clock
+from celery_once_fenced.stores import FenceRenewal, Held, LeaseStore, LedgerStore, Renewal
+
+__all__ = ["FenceKeeper", "KeptFence", "KeptLease", "LeaseKeeper"]
+
+
+class KeptLease:
+    """A Redis lease on the heartbeat's list, and what its holder believes of it."""
+
+    def __init__(self, lease: Lease, renewal: Renewal, clock: Clock) -> None:
+        self.lease = lease
+        self.renewal = renewal
+        self._clock = clock
+
+    @property
+    def due(self) -> float:
+        return self.lease.due
+
+    @property
+    def lost(self) -> bool:
+        return self.lease.lost(self._clock())
+
+    @property
+    def remaining(self) -> float:
+        return self.lease.remaining(self._clock())
+
+    def over(self, now: float) -> bool:
+        return self.lease.over(now)
+
+    def gone(self) -> None:
+        name = "lease.lost" if self.lost else "lease.held_too_long"
+        emit(name, key=self.renewal.digest, task=self.renewal.task, holder=self.renewal.holder)
+
+
+class LeaseKeeper:
+    """Keeps the Redis leases of a process."""
+
+    def __init__(self, leases: LeaseStore, *, clock: Clock = boot_clock) -> None:
+        self._leases = leases
+        self.clock = clock
+        self._beat: Heartbeat[KeptLease] = Heartbeat("leases", self._renew, clock=clock)
+
+    def granted(self, renewal: Renewal, *, sent: float, max_hold: float | None) -> KeptLease:
+        """A lease that was granted to a question sent at ``sent``; not on the heartbeat yet."""
+        return KeptLease(Lease.granted(renewal.lease, sent=sent, max_hold=max_hold), renewal, self.clock)
+
+    def keeping(self, kept: KeptLease) -> AbstractContextManager[KeptLease]:
+        """Renew ``kept`` for the length of the block."""
+        return self._beat.keeping(kept)
+
+    def _renew(self, batch: Sequence[KeptLease]) -> None:
+        sent = self.clock()
+        try:
+            answers = self._leases.renew([kept.renewal for kept in batch])
+        except StoreUnavailableError:
+            for kept in batch:
+                kept.lease.failed(self.clock())
+            return
+        for kept, still_ours in zip(batch, answers, strict=True):
+            if still_ours:
+                kept.lease.renewed(sent=sent, now=self.clock())
+            else:
+                kept.lease.refused()
+
+
+class KeptFence:
+    """A fence on the heartbeat's list.  Lost means superseded: a lapsed fence nobody took over may be renewed."""
+
+    def __init__(
+        self, held: Held, lease: float, *, sent: float, max_hold: float | None, clock: Clock
+    ) -> None:
+        self.renewal = FenceRenewal(held.operation.resource, held.token, held.holder, lease)
+        self.due = sent + lease / 3
+        self.lost = False
+        self._lease = lease
+        self._until = sent + lease
+        self._renew_until = float("inf") if max_hold is None else sent + max_hold
+        self._clock = clock
+
+    @property
+    def remaining(self) -> float:
+        return 0.0 if self.lost else max(self._until - self._clock(), 0.0)
+
+    def over(self, now: float) -> bool:
+        return self.lost or now >= self._renew_until
+
+    def gone(self) -> None:
+        name = "fence.lost" if self.lost else "fence.held_too_long"
+        emit(name, resource=self.renewal.resource, token=self.renewal.token, holder=self.renewal.holder)
+
+    def answered(self, answer: str, sent: float) -> None:
+        if answer == "lost":
+            self.lost = True
+        elif answer == "renewed":
+            self._until = sent + self._lease
+            self.due = sent + self._lease / 3
+        else:  # a claim or complete is in flight on the row: ask again soon (C8)
+            self.failed(sent)
+
+    def failed(self, now: float) -> None:
+        self.due = now + min(self._lease / 10, 1.0)
+
+
+class FenceKeeper:
+    """Keeps the fences of a process."""
+
+    def __init__(self, ledger: LedgerStore, *, clock: Clock = boot_clock) -> None:
+        self._ledger = ledger
+        self.clock = clock
+        self._beat: Heartbeat[KeptFence] = Heartbeat("fences", self._renew, clock=clock)
+
+    def granted(self, held: Held, lease: float, *, sent: float, max_hold: float | None) -> KeptFence:
+        """A fence that was granted to a claim sent at ``sent``; not on the heartbeat yet."""
+        return KeptFence(held, lease, sent=sent, max_hold=max_hold, clock=self.clock)
+
+    def keeping(self, kept: KeptFence) -> AbstractContextManager[KeptFence]:
+        """Renew ``kept`` for the length of the block."""
+        return self._beat.keeping(kept)
+
+    def _renew(self, batch: Sequence[KeptFence]) -> None:
+        sent = self.clock()
+        try:
+            answers = self._ledger.renew([kept.renewal for kept in batch])
+        except StoreUnavailableError:
+            for kept in batch:
+                kept.failed(self.clock())
+            return
+        for kept, answer in zip(batch, answers, strict=True):
+            kept.answered(answer, sent)

@@ -1,0 +1,177 @@
+"""One delivery in a worker: what is known about it, and the ways it can go on.
+
+Pure data.  The guard answers with :class:`Returned` (the value that the task returns) or with an :data:`Aside`
+(what Celery is to do instead of running the body); the worker glue carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from celery_once_fenced.grant import Grant
+from celery_once_fenced.keys import Key
+from celery_once_fenced.lease import deferral
+from celery_once_fenced.policy import Policy, Span
+from celery_once_fenced.stores import Start
+
+__all__ = [
+    "Again",
+    "Aside",
+    "Body",
+    "Conflict",
+    "Control",
+    "Defer",
+    "Drop",
+    "Execution",
+    "Returned",
+    "Skip",
+    "back_off",
+]
+
+Body = Callable[[Grant], object]
+
+Control = Literal["retry", "requeue", "none"]
+"""What an exception of Celery's asks for: a retry that has been published, a message given back, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    value: object
+    counter: str = ""
+    """A counter to add one to when the run ends, beside the ordinary ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Publish the same message again after ``seconds`` (D1)."""
+
+    seconds: float
+    why: str
+    answer_from: str = ""
+    counter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Publish the message as a new attempt after ``seconds`` (C13)."""
+
+    seconds: float
+    why: str
+    counter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Nothing to do; the result is left as it is."""
+
+    why: str
+    counter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A conflict that the policy skips: the task ends REVOKED, with the holder's task id as the reason (E14)."""
+
+    by: str
+    counter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A conflict that the policy raises: the task ends in ``DuplicateError``."""
+
+    by: str
+    counter: str = ""
+
+
+Aside = Defer | Again | Drop | Skip | Conflict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """One delivery, as the worker sees it."""
+
+    key: Key
+    fingerprint: str | None
+    resource: str
+    policy: Policy
+    task: str
+    task_id: str
+    delivery: str
+    run: str
+    """The first delivery id of this call (L11)."""
+    worker: str
+    awaited: bool
+    seen_before: bool
+    """Redelivered or retried: never skipped (E14)."""
+    redelivery_possible: bool
+    deferrals: int
+    renewals: int
+    """How often this message went back as a new attempt (C13)."""
+    answer_from: str
+    """Task id of the holder that an awaited duplicate is answered from (E12a); empty for others."""
+    visibility_timeout: float | None
+    redelivery_window: float
+    control: Callable[[BaseException], Control]
+    stored_success: Callable[[str], tuple[bool, object]]
+
+    @property
+    def digest(self) -> str:
+        return self.key.digest
+
+    @property
+    def scope(self) -> str:
+        return self.policy.scope
+
+    @property
+    def retention(self) -> float:
+        """Seconds that a succeeded entry is kept: as long as it answers, or may be delivered again (L11)."""
+        return self.policy.replay_for or self.redelivery_window
+
+    @property
+    def failure_retention(self) -> float:
+        """Seconds that a failed, retryable or exhausted entry is kept (L16)."""
+        return max(self.policy.replay_for or 0.0, self.redelivery_window)
+
+    def start(self, holder: str) -> Start | None:
+        """The question that starts this delivery; None where its span has nothing to ask."""
+        span, slot = self._run_slot()
+        if not (span.needs_r or span.sets_r or span.clears_q):
+            return None
+        return Start(
+            key=self.key,
+            task=self.task,
+            span=span,
+            slot=slot,
+            delivery=self.delivery,
+            holder=holder,
+            task_id=self.task_id,
+            worker=self.worker,
+            lease=self.policy.lease,
+            redelivery=self.redelivery_possible,
+        )
+
+    def _run_slot(self) -> tuple[Span, str]:
+        """A span without r takes a slot named by the delivery where it must see its twin (§ Slots)."""
+        span = self.policy.span
+        if span.sets_r or not self.redelivery_possible:
+            return span, self.key.digest
+        return replace(span, needs_r=True, sets_r=True), self.delivery
+
+    def requeue_hold(self, aside: Aside) -> float:
+        """Seconds for which q goes back to a delivery that was started and then had to step aside (C10)."""
+        if not isinstance(aside, Defer | Again) or not self.policy.span.sets_q:
+            return 0.0
+        return self.policy.queue_hold + aside.seconds
+
+
+def back_off(
+    ex: Execution, left: float, why: str, jitter: float, *, twin: bool = False, counter: str = ""
+) -> Defer:
+    """A deferral that waits for what stands in the way (D2)."""
+    seconds = deferral(
+        left, visibility_timeout=ex.visibility_timeout, tries=ex.deferrals, twin=twin, jitter=jitter
+    )
+    return Defer(seconds, why, counter=counter)

@@ -1,0 +1,170 @@
+"""What one Celery app has open: its settings, stores, admission and guard, made when first needed (W11).
+
+The composition root: the only place where drivers are chosen.  Nothing connects here; stores open their connections
+with their first question, so a process that only declares tasks opens none, and a forked child opens its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+from celery_once_fenced.admission import Admission
+from celery_once_fenced.config import Settings
+from celery_once_fenced.correctness import Correctness
+from celery_once_fenced.errors import ConfigError
+from celery_once_fenced.guard import Guard
+from celery_once_fenced.keepers import LeaseKeeper
+from celery_once_fenced.observers.logging import start_logging
+from celery_once_fenced.stores import Database, LeaseStore, LedgerStore
+
+__all__ = ["Runtime", "current", "register_database", "runtime_of"]
+
+DEFAULT_VISIBILITY_TIMEOUT = {
+    "redis": 3600.0,
+    "rediss": 3600.0,
+    "sentinel": 3600.0,
+    "valkey": 3600.0,
+    "sqs": 1800.0,
+}
+"""Seconds after which kombu's transports deliver an unacknowledged message again, by URL scheme."""
+
+DatabaseFactory = Callable[[str], Any]
+"""Takes a Django alias; gives a ``Database`` that also has ``conninfo() -> dict`` for the plugin's own connections."""
+
+_database_factory: DatabaseFactory | None = None
+_runtimes: weakref.WeakKeyDictionary[Any, Runtime] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def register_database(factory: DatabaseFactory) -> None:
+    """Tell the core how to reach databases by Django alias; called by the Django app when it is ready."""
+    global _database_factory
+    _database_factory = factory
+
+
+def runtime_of(app: Any) -> Runtime:
+    """The runtime of a Celery app; made from ``app.conf.once_fenced`` at the first call.
+
+    Raises ``ConfigError`` when a setting is unknown or invalid.
+    """
+    app = app._get_current_object() if hasattr(app, "_get_current_object") else app
+    with _lock:
+        runtime = _runtimes.get(app)
+        if runtime is None:
+            runtime = _runtimes[app] = Runtime(app)
+        return runtime
+
+
+def current() -> Runtime:
+    """The runtime for code outside tasks: of the current app, or of the one app that has settings (W4).
+
+    ``current_app`` is thread-local: a web thread that never used Celery sees a default app without configuration.
+    Raises ``ConfigError`` where no app of this process has a ``once_fenced`` setting.
+    """
+    from celery import _state
+
+    apps = [_state.get_current_app(), *_state._get_active_apps()]
+    for app in apps:
+        if app.conf.get("once_fenced") is not None:
+            return runtime_of(app)
+    raise ConfigError(
+        "no Celery app of this process has the setting once_fenced (CELERY_ONCE_FENCED in Django settings, read by "
+        'app.config_from_object("django.conf:settings", namespace="CELERY")); import the module of your app first'
+    )
+
+
+class Runtime:
+    """Settings, stores, admission and guard of one app in one process."""
+
+    def __init__(self, app: Any) -> None:
+        start_logging()
+        self._app = weakref.ref(app)
+        self.settings = Settings.from_mapping(app.conf.get("once_fenced") or {})
+
+    @cached_property
+    def leases(self) -> LeaseStore:
+        from celery_once_fenced.stores.redis import RedisLeaseStore
+
+        settings = self.settings
+        return RedisLeaseStore(
+            settings.redis_url,
+            namespace=settings.namespace,
+            socket_timeout=settings.socket_timeout,
+            connect_timeout=settings.connect_timeout,
+        )
+
+    @property
+    def has_database(self) -> bool:
+        """Whether the correctness tier has a database to stand on."""
+        return self.settings.postgres_url is not None or _database_factory is not None
+
+    @cached_property
+    def database(self) -> Database | None:
+        if self.settings.postgres_url is not None:
+            from celery_once_fenced.stores.postgres import PsycopgDatabase
+
+            return PsycopgDatabase(self.settings.postgres_url)
+        if _database_factory is None:
+            return None
+        found: Database = _database_factory(self.settings.database or "default")
+        return found
+
+    @cached_property
+    def ledger(self) -> LedgerStore | None:
+        if self.database is None:
+            return None
+        from celery_once_fenced.stores.postgres import PostgresLedgerStore
+
+        source = self.settings.postgres_url or self.database.conninfo  # type: ignore[attr-defined]
+        return PostgresLedgerStore(source, connect_timeout=self.settings.connect_timeout)
+
+    @cached_property
+    def keeper(self) -> LeaseKeeper:
+        return LeaseKeeper(self.leases)
+
+    @cached_property
+    def admission(self) -> Admission:
+        return Admission(self.leases)
+
+    @cached_property
+    def guard(self) -> Guard:
+        return Guard(self.leases, self._correctness(), keeper=self.keeper)
+
+    def _correctness(self) -> Correctness | None:
+        if self.database is None or self.ledger is None:
+            return None
+        from kombu.utils import json
+
+        return Correctness(self.ledger, self.database, (json.dumps, json.loads))
+
+    @cached_property
+    def visibility_timeout(self) -> float | None:
+        """Seconds after which the broker delivers an unacknowledged message again; None where it never does by time."""
+        app = self._app()
+        if app is None:
+            return None
+        default = DEFAULT_VISIBILITY_TIMEOUT.get(
+            urlsplit(str(app.conf.broker_url or "")).scheme.split("+")[0]
+        )
+        given = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+        return default if given is None or default is None else float(given)
+
+    def redelivery_window(self, lease: float) -> float:
+        """Seconds for which a settled delivery is remembered: the setting, or long enough for one redelivery (E8)."""
+        if self.settings.redelivery_window is not None:
+            return self.settings.redelivery_window
+        return max(3600.0, 1.1 * (self.visibility_timeout or 0.0) + lease)
+
+    def close(self) -> None:
+        """Close every connection of this process."""
+        for name in ("leases", "ledger"):
+            store = self.__dict__.pop(name, None)
+            if store is not None:
+                store.close()
+        for name in ("admission", "guard", "keeper"):
+            self.__dict__.pop(name, None)
