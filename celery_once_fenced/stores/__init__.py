@@ -109,7 +109,8 @@ class Started:
 @dataclass(frozen=True, slots=True)
 class End:
     """Free r, compared by holder, and in the same step leave the ending mark (``mark`` seconds, 0 = none) or give q
-    back to this delivery (``requeue`` seconds, 0 = do not; only if q is free).  Idempotent."""
+    back to this delivery (``requeue`` seconds, 0 = do not; only if q is free).  Idempotent.
+    """
 
     key: Key
     task: str
@@ -313,7 +314,8 @@ class EffectStart:
 @dataclass(frozen=True, slots=True)
 class EffectStarted:
     """``go``: call.  ``done``: replay ``result``.  ``unknown``: probe, then finish as ``holder`` or start as ``rerun``.
-    ``fenced``: a newer token was issued, do not call."""
+    ``fenced``: a newer token was issued, do not call.
+    """
 
     verdict: Literal["go", "done", "unknown", "fenced"]
     downstream_key: str | None = None
@@ -382,7 +384,8 @@ class Transaction(Protocol):
 
     def complete(self, held: Held, completion: Completion) -> None:
         """Last statement of the transaction.  Raises ``FencedOffError``, ``GrantError`` when the body ended the
-        transaction, ``OutcomeUnknownError`` while an effect's outcome is unknown; then all rolls back."""
+        transaction, ``OutcomeUnknownError`` while an effect's outcome is unknown; then all rolls back.
+        """
         ...
 
 
@@ -406,7 +409,8 @@ class Database(Protocol):
 
 class LedgerStore(Protocol):
     """Fence and ledger.  Every method is one round trip on the plugin's own connections and raises
-    ``StoreUnavailableError`` when the database gives no answer in time."""
+    ``StoreUnavailableError`` when the database gives no answer in time.
+    """
 
     def claim(self, ask: Claim) -> Claimed: ...
     def abandon(self, ask: Abandonment) -> AbandonReply: ...

@@ -59,6 +59,7 @@ create table if not exists once_fenced_ledger (
 ) with (fillfactor = 80);
 create index if not exists once_fenced_ledger_retain on once_fenced_ledger (retain_until)
   where retain_until is not null;
+create index if not exists once_fenced_ledger_key on once_fenced_ledger (key);
 create index if not exists once_fenced_ledger_in_doubt on once_fenced_ledger (started_at)
   where state = 'in_doubt';
 

@@ -1,0 +1,219 @@
+"""Connections of the plugin's own: few, bounded in time, gone when idle, never shared over a fork.
+
+They keep no session state, so they work through a transaction-pooling proxy (C8): autocommit, no prepared statements,
+one statement per question.  Nothing is opened before it is needed and nothing here starts a thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
+from psycopg.rows import DictRow, dict_row
+
+from celery_once_fenced.errors import StoreUnavailableError
+from celery_once_fenced.stores.postgres_errors import HungError, is_connection_loss, is_transient, unavailable
+
+__all__ = ["Connections", "OwnConnection", "Source", "parameters"]
+
+Source = str | Callable[[], Mapping[str, Any]]
+"""A connection string or URL, or a function that gives psycopg's connection parameters, asked for each connection."""
+
+Value = TypeVar("Value")
+
+_TRIES = 4
+
+_NETWORK = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+"""A peer that is gone is noticed after 15 to 25 s, where nothing here bounds the wait: in a body's own statements."""
+
+
+def parameters(source: Source, connect_timeout: float) -> dict[str, Any]:
+    """Psycopg's connection parameters.  libpq knows no connect timeout below 2 s: that is the least."""
+    given = conninfo_to_dict(source) if isinstance(source, str) else dict(source())
+    return {
+        **_NETWORK,
+        "fallback_application_name": "celery_once_fenced",
+        **given,
+        "connect_timeout": max(math.ceil(connect_timeout), 2),
+        "prepare_threshold": None,
+    }
+
+
+class OwnConnection(psycopg.Connection[Any]):
+    """A connection whose statements end within ``bound`` seconds, whatever the server or the network does.
+
+    Only the client can see to that: a stopped server's kernel still acknowledges what is sent, so no TCP timeout
+    fires, and ``statement_timeout`` is counted by the server.
+    """
+
+    bound: float | None = None
+    last_used: float = 0.0
+    reused: bool = False
+
+    def wait(self, gen: Generator[Any, Any, Value], *args: Any, **kwargs: Any) -> Value:
+        if self.bound is not None:
+            gen = _within(gen, monotonic() + self.bound)
+        return super().wait(gen, *args, **kwargs)
+
+    def __del__(self, *_: Any) -> None:
+        """Warn of nothing: libpq's own object closes itself, in the process that opened it and in no child."""
+
+
+def _within(gen: Generator[Any, Any, Value], deadline: float) -> Generator[Any, Any, Value]:
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted  # psycopg sends 0 about every 0.1 s while there is nothing
+            if not ready and monotonic() >= deadline:
+                raise HungError("the server does not answer")
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+class Connections:
+    """At most ``size`` connections per process; one is opened when none is idle, and closed after ``idle`` seconds.
+
+    ``timeout`` bounds the wait for a connection and, separately, for an answer; ``connect_timeout`` (at least 2) each
+    attempt to connect.  All in seconds.  Whatever goes wrong is a ``StoreUnavailableError``.
+    """
+
+    _idle: list[OwnConnection]
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        size: int = 4,
+        timeout: float = 5.0,
+        connect_timeout: float = 2.0,
+        idle: float = 60.0,
+    ) -> None:
+        self._source = source
+        self._size = size
+        self._timeout = timeout
+        self._connect_timeout = connect_timeout
+        self._idle_after = idle
+        self._explicit = False
+        self._start_over()
+        _of_this_process.add(self)
+
+    def ask(self, sql: str, params: Sequence[Any]) -> list[DictRow]:
+        """One statement in its own transaction, which must be safe to repeat: an answer may have been lost.
+
+        A connection that broke while it was idle (server restarted) is replaced; deadlocks and serialization failures
+        are tried again.
+        """
+        for tries in range(1, _TRIES + 1):
+            with self._connection() as connection:
+                try:
+                    return self._execute(connection, sql, params)
+                except psycopg.Error as error:
+                    if tries == _TRIES or not self._worth_repeating(error, connection):
+                        raise unavailable(error) from error
+        raise AssertionError("the last try returns or raises")
+
+    def close(self) -> None:
+        """Close what is idle; the next question opens a new connection."""
+        with self._lock:
+            closing = self._idle[:]
+            self._idle.clear()
+        for connection in closing:
+            connection.close()
+
+    def _execute(self, connection: OwnConnection, sql: str, params: Sequence[Any]) -> list[DictRow]:
+        if not self._explicit:
+            return connection.execute(sql, params).fetchall()
+        with connection.transaction():
+            return connection.execute(sql, params).fetchall()
+
+    def _worth_repeating(self, error: psycopg.Error, connection: OwnConnection) -> bool:
+        if error.sqlstate == "OF004" and not self._explicit:
+            self._explicit = (
+                True  # the role's default is stricter; only BEGIN can say so without session state
+            )
+            return True
+        if isinstance(error, HungError):
+            return False
+        if is_connection_loss(error) and connection.reused:
+            self.close()  # the others broke at the same moment
+            return True
+        return is_transient(error)
+
+    @contextmanager
+    def _connection(self) -> Iterator[OwnConnection]:
+        slots = self._slots
+        if not slots.acquire(timeout=self._timeout):
+            raise StoreUnavailableError(
+                "postgres", f"all {self._size} connections were busy for {self._timeout:g} s"
+            )
+        try:
+            connection = self._reuse() or self._open()
+            try:
+                yield connection
+            finally:
+                self._keep(connection)
+        finally:
+            slots.release()
+
+    def _reuse(self) -> OwnConnection | None:
+        with self._lock:
+            fresh = [one for one in self._idle if one.last_used + self._idle_after > monotonic()]
+            stale = [one for one in self._idle if one not in fresh]
+            found = fresh.pop() if fresh else None
+            self._idle = fresh
+        for connection in stale:
+            connection.close()
+        return found
+
+    def _open(self) -> OwnConnection:
+        try:
+            connection = OwnConnection.connect(
+                **parameters(self._source, self._connect_timeout), autocommit=True, row_factory=dict_row
+            )
+        except psycopg.Error as error:
+            raise unavailable(error) from error
+        connection.bound = self._timeout
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return connection
+
+    def _keep(self, connection: OwnConnection) -> None:
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:  # broken, hung or interrupted
+            connection.close()
+            return
+        connection.reused = True
+        connection.last_used = monotonic()
+        with self._lock:
+            self._idle.append(connection)
+
+    def _start_over(self) -> None:
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(self._size)
+        self._idle = []
+
+
+_of_this_process: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+def _forget_the_parents() -> None:
+    """A child neither uses nor closes its parent's sockets, and its locks may have been held at the fork."""
+    for connections in _of_this_process:
+        connections._start_over()
+
+
+os.register_at_fork(after_in_child=_forget_the_parents)
