@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
 TAG = "once_fenced"
+READ_COMMITTED = 2  # psycopg.IsolationLevel.READ_COMMITTED; the number spares the import.
 
 
 @checks.register(TAG)
 def check_setting(**_kwargs: Any) -> list[CheckMessage]:
-    """E001: the dict is wrong.  E002: it is no dict.  E003: its name is misspelt.  W001: there is none."""
+    """E001: the dict is wrong.  E002: its name is misspelt.  W001: there is none."""
     value = getattr(settings, conf.SETTING, None)
     if value is None:
         return [*_misspelt()] or [_missing()]
-    if not isinstance(value, dict):
-        return [checks.Error(f"{conf.SETTING} is not a dict but {value!r}.", id="once_fenced.E002")]
     return [
         checks.Error(
             f"{conf.SETTING}: {problem}",
@@ -41,41 +40,33 @@ def check_setting(**_kwargs: Any) -> list[CheckMessage]:
 
 @checks.register(TAG)
 def check_database(**_kwargs: Any) -> list[CheckMessage]:
-    """E004: the alias does not exist or is not PostgreSQL.  E005: two databases are named."""
-    if _two_databases():
-        return [
-            checks.Error(
-                f'{conf.SETTING} names two databases, by "database" and by "postgres_url".',
-                hint='Keep "database": a body writes through Django, so the fence has to be in the same database.',
-                id="once_fenced.E005",
-            )
-        ]
-    if not _uses_database():
-        return []
+    """E003: no such alias, or not PostgreSQL.  E004: it has an isolation level that cannot be fenced."""
     try:
-        postgresql(conf.alias())
+        connection = postgresql(conf.alias())
     except ConfigError as error:
-        return [checks.Error(f"{error}.", id="once_fenced.E004")]
-    return []
+        # Nobody named it: a project without PostgreSQL may use the efficiency tier alone.
+        return [checks.Error(f"{error}.", id="once_fenced.E003")] if conf.mapping().get("database") else []
+    level = connection.settings_dict["OPTIONS"].get("isolation_level", READ_COMMITTED)
+    return [] if level == READ_COMMITTED else [_isolated(level)]
 
 
 @checks.register(TAG)
 def check_installed(**_kwargs: Any) -> list[CheckMessage]:
-    """E006: the core package stands where the Django app should."""
+    """E005: the core package stands where the Django app should."""
     if not apps.is_installed("celery_once_fenced"):
         return []
     return [
         checks.Error(
             "celery_once_fenced is in INSTALLED_APPS, but it is no Django app.",
             hint='Write "django_celery_once_fenced" there instead.',
-            id="once_fenced.E006",
+            id="once_fenced.E005",
         )
     ]
 
 
 @checks.register(TAG)
 def check_celery(**_kwargs: Any) -> list[CheckMessage]:
-    """E007: a Celery app never reads the dict.  W002: there is no Celery app to read it (W4)."""
+    """E006: a Celery app never reads the dict.  W002: there is no Celery app to read it (W4)."""
     if not conf.mapping():
         return []
     apps_of_project = _celery_apps()
@@ -91,7 +82,7 @@ def check_celery(**_kwargs: Any) -> list[CheckMessage]:
         checks.Error(
             f"The Celery app {app.main!r} does not read {conf.SETTING}.",
             hint='Give it app.config_from_object("django.conf:settings", namespace="CELERY").',
-            id="once_fenced.E007",
+            id="once_fenced.E006",
         )
         for app in apps_of_project
         if not app.conf.get("once_fenced")
@@ -102,9 +93,7 @@ def check_celery(**_kwargs: Any) -> list[CheckMessage]:
 def check_functions(databases: Sequence[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
     """W003: the migration is recorded as applied, yet its functions are not there.  Asks the database."""
     alias = conf.alias()
-    if alias not in (databases or ()) or not _uses_database() or check_database():
-        return []
-    missing = install.missing_functions(alias)
+    missing = install.missing_functions(alias) if alias in (databases or ()) else set()
     if not missing:
         return []
     return [
@@ -117,6 +106,14 @@ def check_functions(databases: Sequence[str] | None = None, **_kwargs: Any) -> l
             id="once_fenced.W003",
         )
     ]
+
+
+def _isolated(level: object) -> CheckMessage:
+    return checks.Error(
+        f"The database {conf.alias()!r} has the isolation level {level!r}, under which every fenced task is refused.",
+        hint="Remove isolation_level from its OPTIONS; a body locks what it reads with select_for_update().",
+        id="once_fenced.E004",
+    )
 
 
 def _missing() -> CheckMessage:
@@ -133,7 +130,7 @@ def _misspelt() -> Iterator[CheckMessage]:
             yield checks.Error(
                 f"The setting {name} is never read.",
                 hint=f"Did you mean {conf.SETTING}?",
-                id="once_fenced.E003",
+                id="once_fenced.E002",
             )
 
 
@@ -141,14 +138,6 @@ def _resembles(name: str) -> bool:
     """Whether somebody who wrote ``name`` meant our setting.  ``CELERY_ONCE`` is celery-once's own."""
     bare = name.removeprefix("CELERY").replace("_", "")
     return difflib.SequenceMatcher(a=bare, b="ONCEFENCED").ratio() > 0.8
-
-
-def _uses_database() -> bool:
-    return bool(conf.mapping()) and not conf.mapping().get("postgres_url")
-
-
-def _two_databases() -> bool:
-    return bool(conf.mapping().get("database") and conf.mapping().get("postgres_url"))
 
 
 def _celery_apps() -> list[Any]:

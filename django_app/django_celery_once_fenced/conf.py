@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, connections
 
 SETTING = "CELERY_ONCE_FENCED"
 
@@ -20,3 +20,9 @@ def mapping() -> Mapping[str, Any]:
 def alias() -> str:
     """The one database alias that holds fence and ledger.  No router is asked (C12)."""
     return str(mapping().get("database") or DEFAULT_DB_ALIAS)
+
+
+def has_fences() -> bool:
+    """Whether the correctness tier has a database: one is named, or the default one will do."""
+    named = mapping().get("database") or mapping().get("postgres_url")
+    return bool(named) or connections[DEFAULT_DB_ALIAS].vendor == "postgresql"

@@ -22,9 +22,11 @@ class DigestField(_BinaryField):
     def to_python(self, value: Any) -> str | None:
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value).hex()
-        if value is not None and not _is_digest(value):
+        if value is None:
+            return None
+        if not _is_digest(value):
             raise ValidationError(_("%(value)r is not a hexadecimal digest."), params={"value": value})
-        return value
+        return str(value)
 
     def get_prep_value(self, value: Any) -> bytes | None:
         text = self.to_python(value)

@@ -15,7 +15,7 @@ from django.db import connections
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.recorder import MigrationRecorder
 
-from celery_once_fenced.stores import postgres
+from celery_once_fenced.stores.postgres_schema import schema_sql
 from django_celery_once_fenced import conf
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def released(name: str) -> str:
 def missing_functions(alias: str) -> set[str]:
     """The SQL functions that a database should have by its applied migrations, and has not.  Asks the database."""
     connection = connections[alias]
+    if connection.vendor != "postgresql":
+        return set()
     if ("once_fenced", "0001_initial") not in MigrationRecorder(connection).applied_migrations():
         return set()  # Not migrated yet, which Django itself reports.
     with connection.cursor() as cursor:
@@ -81,4 +83,4 @@ def missing_functions(alias: str) -> set[str]:
 
 def functions() -> list[str]:
     """Names of all SQL functions of this release."""
-    return sorted(set(_FUNCTION.findall(postgres.schema_sql())))
+    return sorted(set(_FUNCTION.findall(schema_sql())))

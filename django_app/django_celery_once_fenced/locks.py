@@ -5,21 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from django.db import DatabaseError, transaction
-from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Func
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from celery_once_fenced import runtime
 from celery_once_fenced.errors import OnceError
 from django_celery_once_fenced import conf
-from django_celery_once_fenced.models import Fence
 
 if TYPE_CHECKING:
-    from celery_once_fenced.stores import Hold
+    from celery_once_fenced.stores import HeldFence, Hold
 
 __all__ = ["LIMIT", "Lock", "held_locks"]
 
@@ -60,7 +57,7 @@ class Lock:
     task_id: str
     worker: str
     token: int | None
-    since: datetime | None
+    since: datetime
     left: float
     """Seconds until it lapses by itself; negative where it lapsed and nobody has taken over yet."""
 
@@ -99,7 +96,7 @@ def held_locks() -> tuple[list[Lock], list[str]]:
 def _asked(source: Callable[[], Iterator[Lock]], problems: list[str]) -> list[Lock]:
     try:
         found = list(itertools.islice(source(), LIMIT))
-    except (OnceError, DatabaseError) as error:
+    except OnceError as error:
         problems.append(str(error).strip())
         return []
     if len(found) == LIMIT:
@@ -128,34 +125,19 @@ def _of_hold(hold: Hold) -> Lock:
 
 
 def _fences() -> Iterator[Lock]:
-    held = (
-        Fence.objects.using(conf.alias())
-        .exclude(holder=None)
-        .annotate(left=_time_left())
-        .order_by("expires_at")
-    )
-    # A block of its own: an error of this query must not spoil the transaction of the whole request.
-    with transaction.atomic(using=conf.alias()):
-        rows = list(held[:LIMIT])
-    return map(_of_fence, rows)
+    ledger = runtime.current().ledger if conf.has_fences() else None
+    return iter(()) if ledger is None else map(_of_fence, ledger.fences())
 
 
-def _of_fence(fence: Any) -> Lock:
+def _of_fence(fence: HeldFence) -> Lock:
     return Lock(
         key=fence.key or fence.resource,
-        task=fence.task_name or "",
+        task=fence.task or "",
         tier=CORRECTNESS,
         slot="fence",
         task_id=fence.task_id or "",
         worker=fence.worker or "",
         token=fence.token,
-        since=fence.acquired_at,
-        left=(fence.left or timedelta()).total_seconds(),
+        since=datetime.fromtimestamp(fence.since, UTC),
+        left=fence.left,
     )
-
-
-def _time_left() -> ExpressionWrapper:
-    clock = Func(
-        function="clock_timestamp", output_field=DateTimeField()
-    )  # The server's clock, as claim reads it (C4).
-    return ExpressionWrapper(F("expires_at") - clock, output_field=DurationField())

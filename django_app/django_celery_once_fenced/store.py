@@ -64,7 +64,7 @@ class DjangoDatabase:
 
     def connection_lost(self, error: BaseException) -> bool:
         """Whether ``error``, or what it came from, is the loss of the body's connection (C13)."""
-        return any(postgres.is_connection_loss(link) for link in _chain(error))
+        return postgres.is_connection_loss(error)
 
 
 class DjangoTransaction:
@@ -86,7 +86,10 @@ class DjangoTransaction:
             with self.connection.cursor() as cursor:
                 cursor.execute(sql, params)
         except Error as error:
-            raise _translated(error, held) from error
+            translated = postgres.translate(error, held)
+            if translated is None:
+                raise
+            raise translated from error
 
 
 def conninfo(alias: str) -> dict[str, Any]:
@@ -123,14 +126,14 @@ def postgresql(alias: str) -> Any:
 
 def _ready(alias: str) -> Any:
     connection = postgresql(alias)
-    connection.close_if_unusable_or_obsolete()
-    # With autocommit off, Django's atomic neither begins nor commits: success would be reported and then rolled back.
-    if not connection.in_atomic_block and connection.connection is None:
-        connection.ensure_connection()
-    if not connection.in_atomic_block and not connection.get_autocommit():
+    if connection.in_atomic_block:
+        return connection  # atomic(durable=True) refuses it, or it is a TestCase's own.
+    connection.ensure_connection()
+    if not connection.get_autocommit():
+        # Django's atomic would neither begin nor commit: success would be reported, and then rolled back.
         raise GrantError(
-            f"autocommit is off for the database {alias!r} (AUTOCOMMIT in DATABASES, or set_autocommit(False)), so the "
-            f"plugin could not commit the body's transaction: leave it on"
+            f"autocommit is off for the database {alias!r} (AUTOCOMMIT in DATABASES, or set_autocommit(False)), so "
+            f"the plugin cannot commit a body's transaction: leave it on"
         )
     return connection
 
@@ -145,18 +148,3 @@ def _own_transaction(held: Held, error: BaseException) -> str:
         f"{held.operation.task} manages a transaction of its own inside the one that the plugin holds open for its whole "
         f"body ({error}): remove that, or declare Once(atomic=False) and write inside `with grant.atomic():`"
     )
-
-
-def _translated(error: BaseException, held: Held) -> BaseException:
-    """The psycopg error behind Django's one, in the words of the package; Django's own where there are none."""
-    cause = error.__cause__
-    found = postgres.translate(cause, held) if cause is not None else None
-    return error if found is None or found is cause else found
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__

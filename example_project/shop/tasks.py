@@ -36,12 +36,12 @@ def rebuild_catalogue() -> int:
     return Catalogue.objects.get(pk=1).edition
 
 
-@shared_task(base=FencedTask, once=Once(key="totals:{day}", replay_for="2d"))
-def nightly_totals(day: str | None = None) -> int:
+@shared_task(base=FencedTask, once=Once(key=(), replay_for="12h"))
+def nightly_totals() -> int:
     """Note the sum of all balances.  Two beats send this at three in the morning; one total is written.
 
-    Without a ``day`` it is today's.
+    Tomorrow's run is more than twelve hours away, so it is another one.
     """
     amount = Account.objects.aggregate(sum=Sum("balance"))["sum"] or 0
-    Total.objects.create(day=day or timezone.localdate(), amount=amount)
+    Total.objects.create(day=timezone.localdate(), amount=amount)
     return int(amount)

@@ -42,14 +42,14 @@ def test_every_problem_is_told_not_only_the_first() -> None:
 
 
 def test_a_setting_that_is_no_dict_is_an_error() -> None:
-    assert "once_fenced.E002" in found(CELERY_ONCE_FENCED=[("redis_url", "redis://")])
+    assert "once_fenced.E001" in found(CELERY_ONCE_FENCED=[("redis_url", "redis://")])
 
 
 @pytest.mark.parametrize(
     "name", ["ONCE_FENCED", "CELERY_ONCE_FENCE", "CELERY_ONCE_FENCD", "CELERYONCEFENCED"]
 )
 def test_a_misspelt_setting_is_found(name: str) -> None:
-    message = found(CELERY_ONCE_FENCED=None, **{name: GOOD})["once_fenced.E003"]
+    message = found(CELERY_ONCE_FENCED=None, **{name: GOOD})["once_fenced.E002"]
     assert name in message.msg
     assert "CELERY_ONCE_FENCED" in str(message.hint)
 
@@ -59,31 +59,46 @@ def test_the_setting_of_celery_once_is_not_taken_for_ours() -> None:
 
 
 def test_an_alias_that_does_not_exist_is_an_error_naming_it() -> None:
-    message = found(CELERY_ONCE_FENCED=GOOD | {"database": "ledgr"})["once_fenced.E004"]
+    message = found(CELERY_ONCE_FENCED=GOOD | {"database": "ledgr"})["once_fenced.E003"]
     assert "'ledgr'" in message.msg
     assert "default" in message.msg
 
 
 def test_an_alias_that_is_not_postgresql_is_an_error(sqlite: str) -> None:
-    message = found(CELERY_ONCE_FENCED=GOOD | {"database": sqlite})["once_fenced.E004"]
+    message = found(CELERY_ONCE_FENCED=GOOD | {"database": sqlite})["once_fenced.E003"]
     assert sqlite in message.msg
     assert "sqlite" in message.msg
 
 
+def test_a_project_without_postgresql_may_use_the_efficiency_tier_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("django.db.backends.postgresql.base.DatabaseWrapper.vendor", "oracle")
+    assert found(CELERY_ONCE_FENCED={"redis_url": "redis://nowhere.invalid"}) == {}
+
+
+def test_an_isolation_level_that_cannot_be_fenced_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import connections
+
+    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"isolation_level": 4})
+    assert found().keys() == {"once_fenced.E004"}
+
+
 def test_two_databases_are_an_error() -> None:
-    assert "once_fenced.E005" in found(
-        CELERY_ONCE_FENCED=GOOD | {"postgres_url": "postgresql://nowhere.invalid/x"}
-    )
+    message = found(CELERY_ONCE_FENCED=GOOD | {"postgres_url": "postgresql://nowhere.invalid/x"})[
+        "once_fenced.E001"
+    ]
+    assert "exclude each other" in message.msg
 
 
 def test_the_core_package_in_installed_apps_is_an_error_naming_the_app() -> None:
     apps = ["django.contrib.contenttypes", "django_celery_once_fenced", "celery_once_fenced"]
-    assert "django_celery_once_fenced" in str(found(INSTALLED_APPS=apps)["once_fenced.E006"].hint)
+    assert "django_celery_once_fenced" in str(found(INSTALLED_APPS=apps)["once_fenced.E005"].hint)
 
 
 def test_a_celery_app_that_never_reads_the_dict_is_an_error_naming_the_namespace(stray_app: Celery) -> None:
     stray_app.config_from_object("django.conf:settings")
-    message = found()["once_fenced.E007"]
+    message = found()["once_fenced.E006"]
     assert "'stray'" in message.msg
     assert 'namespace="CELERY"' in str(message.hint)
 

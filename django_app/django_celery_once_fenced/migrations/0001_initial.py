@@ -14,12 +14,36 @@ FILES = (
     "evict_v1.sql",
     "lock_v1.sql",
     "claim_v1.sql",
+    "begin_v1.sql",
+    "complete_v1.sql",
+    "record_v1.sql",
+    "abandon_v1.sql",
+    "renew_v1.sql",
+    "effect_start_v1.sql",
+    "effect_finish_v1.sql",
+    "force_release_v1.sql",
+    "prune_v1.sql",
 )
 
 REMOVE = """
-drop function if exists once_fenced_claim_v1, once_fenced_lock_v1;
-drop table if exists once_fenced_event, once_fenced_outbox, once_fenced_effect, once_fenced_ledger, once_fenced_fence;
-drop table if exists once_fenced_epoch;
+drop function if exists
+  once_fenced_prune_v1,
+  once_fenced_force_release_v1,
+  once_fenced_effect_finish_v1,
+  once_fenced_effect_start_v1,
+  once_fenced_renew_v1,
+  once_fenced_abandon_v1,
+  once_fenced_record_v1,
+  once_fenced_complete_v1,
+  once_fenced_begin_v1,
+  once_fenced_claim_v1,
+  once_fenced_lock_v1,
+  once_fenced_evict_v1,
+  once_fenced_token_v1,
+  once_fenced_durable_v1,
+  once_fenced_timeline_v1;
+drop table if exists
+  once_fenced_event, once_fenced_outbox, once_fenced_effect, once_fenced_ledger, once_fenced_fence, once_fenced_epoch;
 """
 
 

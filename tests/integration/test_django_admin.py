@@ -1,0 +1,373 @@
+"""The admin pages, as a browser gets them: who may look, what they show, and that nothing shown can harm."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.contrib.auth.models import Permission, User
+from django.db import connections
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from django.utils.html import escape
+
+from celery_once_fenced import runtime
+from celery_once_fenced.keys import Key
+from celery_once_fenced.policy import SPANS
+from celery_once_fenced.stores import Enqueue, Start
+from django_celery_once_fenced.models import Effect, Event, Fence, LedgerEntry
+from tests.fixtures.django_project import shop  # noqa: F401  (a fixture)
+
+PAGES = {page: f"/admin/once_fenced/{page}/" for page in ("heldlock", "ledgerentry", "event")}
+HOSTILE = "<script>alert(1)</script>\"'&amp; \u202eevil\u202c العربية 🔒 </td></table>"
+
+pytestmark = pytest.mark.usefixtures("shop", "empty")
+
+
+# --- who may look ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_a_superuser_and_a_viewer_see_every_page(client_of: Callable[..., Client], page: str) -> None:
+    for client in (client_of(superuser=True), client_of("view_heldlock", "view_ledgerentry", "view_event")):
+        assert client.get(page).status_code == 200
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_staff_without_the_permission_see_nothing(client_of: Callable[..., Client], page: str) -> None:
+    assert client_of().get(page).status_code == 403
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_strangers_are_sent_to_the_log_in(page: str) -> None:
+    assert Client().get(page)["Location"].startswith("/admin/login/")
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_nobody_adds_changes_or_deletes(client_of: Callable[..., Client], page: str) -> None:
+    client = client_of(superuser=True)
+    row = {
+        "heldlock": fence(),
+        "ledgerentry": entry(),
+        "event": Event.objects.create(at=timezone.now(), kind="x"),
+    }
+    pk = row[page.split("/")[-2]].pk
+    assert client.get(f"{page}add/").status_code == 403
+    assert client.post(f"{page}{pk}/delete/", {"post": "yes"}).status_code == 403
+    assert client.post(f"{page}{pk}/change/", {"token": "99"}).status_code == 403
+    assert client.post(page, {"action": "delete_selected", "_selected_action": [pk]}).status_code in (
+        200,
+        403,
+    )
+    assert (Fence.objects.count(), LedgerEntry.objects.count(), Event.objects.count()) == (1, 1, 1)
+
+
+# --- held locks ------------------------------------------------------------------------------------------------------
+
+
+def test_held_locks_come_from_both_stores_with_an_explanation(admin: Client, leases: Any) -> None:
+    queue(leases, "feed:1", "task-q")
+    run(leases, "feed:2", "task-r")
+    fence(token=8)
+    text = shown(admin, "heldlock")
+    for expected in (
+        "feed:1",
+        "task-q",
+        "queued",
+        "feed:2",
+        "task-r",
+        "running",
+        "account:7",
+        "token 8",
+        "3 held locks",
+    ):
+        assert expected in text
+
+
+def test_a_lapsed_fence_says_that_it_may_be_taken_over(admin: Client) -> None:
+    fence(expires_at=timezone.now() - timedelta(seconds=90))
+    text = shown(admin, "heldlock")
+    assert "lapsed 1.5 min ago" in text
+    assert "takes over" in text
+
+
+def test_a_free_fence_is_no_lock(admin: Client) -> None:
+    fence(holder=None, expires_at=None)
+    assert "Nothing is held." in shown(admin, "heldlock")
+
+
+def test_held_locks_are_searched_and_paged(admin: Client, leases: Any) -> None:
+    for number in range(120):
+        queue(leases, f"feed:{number}", f"task-{number}")
+    assert "120 held locks" in shown(admin, "heldlock")
+    assert shown(admin, "heldlock", p="2").count('<th scope="row">') == 20
+    found = shown(admin, "heldlock", q="FEED:77")
+    assert "1 held lock" in found
+    assert "task-77" in found
+    assert "No held lock matches." in shown(admin, "heldlock", q="nothing like it")
+
+
+def test_with_redis_down_the_page_says_so_and_shows_the_fences(
+    admin: Client, use_redis: Callable[[str], Any]
+) -> None:
+    use_redis("redis://127.0.0.1:1")
+    fence()
+    text = shown(admin, "heldlock")
+    assert "unavailable" in text
+    assert "account:7" in text
+
+
+def test_without_tables_the_page_says_so_and_shows_the_leases(admin: Client, leases: Any) -> None:
+    queue(leases, "feed:1", "task-q")
+    with connections["default"].cursor() as cursor:
+        cursor.execute("ALTER TABLE once_fenced_fence RENAME TO elsewhere")
+        try:
+            text = shown(admin, "heldlock")
+        finally:
+            cursor.execute("ALTER TABLE elsewhere RENAME TO once_fenced_fence")
+    assert "once_fenced_fence" in text
+    assert "feed:1" in text
+
+
+# --- dedup records and events ----------------------------------------------------------------------------------------
+
+
+def test_dedup_records_are_found_by_key_task_id_state_and_task(admin: Client) -> None:
+    entry(key="post:1", task_id="id-1", task_name="shop.post")
+    entry(key="charge:2", task_id="id-2", task_name="shop.charge", state="in_doubt")
+    assert one_of(shown(admin, "ledgerentry", q="post:1")) == "post:1"
+    assert one_of(shown(admin, "ledgerentry", q="id-2")) == "charge:2"
+    assert one_of(shown(admin, "ledgerentry", state__exact="in_doubt")) == "charge:2"
+    assert one_of(shown(admin, "ledgerentry", task_name="shop.post")) == "post:1"
+
+
+def test_a_long_result_is_shortened_in_the_list_and_whole_in_the_record(admin: Client) -> None:
+    row = entry(result="x" * 1000)
+    assert "x" * 100 not in shown(admin, "ledgerentry")
+    assert "x" * 1000 in admin.get(f"{PAGES['ledgerentry']}{row.pk}/change/").text
+
+
+def test_a_record_shows_its_effects_and_its_events_with_those_it_lost(admin: Client) -> None:
+    row = entry()
+    Effect.objects.create(
+        entry=row, name="gateway", state="done", generation=1, downstream_key="dk-1", holder="h", token=8,
+        result='{"id": 5}', started_at=timezone.now(),
+    )  # fmt: skip
+    Event.objects.create(at=timezone.now(), kind="fence.taken_over", key_digest=row.pk, token=8, old_token=7)
+    Event.objects.create(
+        at=timezone.now(), kind="fence.released", old_key_digest=row.pk, actor="ada", detail="stuck"
+    )
+    page = admin.get(f"{PAGES['ledgerentry']}{row.pk}/change/").text
+    for expected in (
+        "gateway",
+        "dk-1",
+        escape('{"id": 5}'),
+        "fence.taken_over",
+        "fence.released",
+        "ada",
+        "stuck",
+    ):
+        assert expected in page
+
+
+@pytest.mark.parametrize("pk", ["zz", "00", "ab" * 32, "%00", "1' OR '1'='1"])
+def test_a_digest_that_is_none_is_not_found(admin: Client, pk: str) -> None:
+    assert admin.get(f"{PAGES['ledgerentry']}{pk}/change/").status_code in (302, 404)
+
+
+def test_an_event_shows_both_sides_of_a_takeover(admin: Client) -> None:
+    row = Event.objects.create(
+        at=timezone.now(),
+        kind="fence.taken_over",
+        resource="account:7",
+        token=8,
+        old_token=7,
+        old_worker="a@host",
+    )
+    assert "account:7" in shown(admin, "event")
+    assert "a@host" in admin.get(f"{PAGES['event']}{row.pk}/change/").text
+
+
+@pytest.mark.parametrize("page", ["ledgerentry", "event", "heldlock"])
+def test_the_number_of_queries_does_not_grow_with_the_rows(admin: Client, page: str) -> None:
+    def rows(count: int) -> int:
+        for _ in range(count):
+            entry()
+            fence(resource=secrets.token_hex(8))
+            Event.objects.create(at=timezone.now(), kind="x", key_digest=secrets.token_hex(32))
+        with CaptureQueriesContext(connections["default"]) as queries:
+            shown(admin, page)
+        return len(queries)
+
+    assert rows(1) == rows(50) <= 10
+
+
+# --- harmless --------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_key_or_a_result_holds_is_shown_and_does_nothing(admin: Client, leases: Any) -> None:
+    queue(leases, HOSTILE, HOSTILE[:30])
+    fence(key=HOSTILE, task_name=HOSTILE, worker=HOSTILE)
+    row = entry(key=HOSTILE, result=HOSTILE, error=HOSTILE, resource=HOSTILE)
+    event = Event.objects.create(
+        at=timezone.now(), kind="x", key_digest=row.pk, resource=HOSTILE, detail=HOSTILE
+    )
+    pages = [
+        *PAGES.values(),
+        f"{PAGES['ledgerentry']}{row.pk}/change/",
+        f"{PAGES['event']}{event.pk}/change/",
+    ]
+    for page in pages:
+        text = admin.get(page).text
+        assert "<script>alert" not in text
+        assert f"<bdi>{escape(HOSTILE)}"[:40] in text
+        assert len(re.findall("<table", text)) == len(re.findall("</table>", text))
+
+
+def test_a_search_is_shown_harmlessly(admin: Client) -> None:
+    assert "<script>alert" not in shown(admin, "heldlock", q=HOSTILE)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_strict_content_security_policy_has_nothing_to_refuse(
+    admin: Client, leases: Any, page: str
+) -> None:
+    queue(leases, "feed:1", "task")
+    fence()
+    entry()
+    text = shown(admin, page)
+    assert not re.search(
+        r"<script(?![^>]*\ssrc=)(?![^>]*application/json)|<style|\sstyle=|\son\w+=|javascript:", text
+    )
+
+
+# --- fixtures --------------------------------------------------------------------------------------------------------
+
+
+def shown(client: Client, page: str, **query: str) -> str:
+    response = client.get(PAGES[page], query)
+    assert response.status_code == 200
+    return response.text
+
+
+def one_of(text: str) -> str:
+    (key,) = re.findall(r"<bdi>(post:1|charge:2)</bdi>", text)
+    return key
+
+
+def fence(**columns: Any) -> Fence:
+    given = {
+        "resource": "account:7",
+        "token": 7,
+        "holder": secrets.token_hex(16),
+        "task_id": "task-1",
+        "task_name": "shop.post",
+        "key": "account:7",
+        "worker": "b@host",
+        "acquired_at": timezone.now(),
+        "expires_at": timezone.now() + timedelta(seconds=60),
+    }
+    return Fence.objects.create(**given | columns)
+
+
+def entry(**columns: Any) -> LedgerEntry:
+    given = {
+        "key_digest": secrets.token_hex(32),
+        "key": "post:1",
+        "scope": "shop.post",
+        "task_name": "shop.post",
+        "task_id": "task-1",
+        "state": "succeeded",
+        "attempt": 1,
+        "takeovers": 0,
+        "holder": "h",
+        "resource": "account:7",
+        "token": 7,
+        "result": "90",
+        "created_at": timezone.now(),
+        "started_at": timezone.now(),
+        "finished_at": timezone.now(),
+    }
+    return LedgerEntry.objects.create(**given | columns)
+
+
+def key_of(text: str) -> Key:
+    return Key(secrets.token_hex(32), text)
+
+
+def queue(leases: Any, text: str, task_id: str) -> None:
+    ask = Enqueue(key_of(text), "shop.feed", SPANS["until_executed"], secrets.token_hex(16), task_id, 3600)
+    assert leases.enqueue(ask).granted
+
+
+def run(leases: Any, text: str, task_id: str) -> None:
+    key = key_of(text)
+    delivery, holder = secrets.token_hex(16), secrets.token_hex(16)
+    ask = Start(
+        key,
+        "shop.feed",
+        SPANS["until_executed"],
+        key.digest,
+        delivery,
+        holder,
+        task_id,
+        "a@host",
+        60,
+        redelivery=False,
+    )
+    assert leases.start(ask).answer == "granted"
+
+
+@pytest.fixture
+def use_redis(namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Let the admin's process have its leases at an address."""
+    made = []
+
+    def use(url: str) -> Any:
+        app = Celery("admin", set_as_current=False)
+        app.conf.once_fenced = {"redis_url": url, "namespace": namespace, "database": "default"}
+        made.append((app, runtime.runtime_of(app)))
+        monkeypatch.setattr(runtime, "current", lambda: made[-1][1])
+        return made[-1][1].leases
+
+    yield use
+    for app, opened in made:
+        opened.close()
+        app.close()
+
+
+@pytest.fixture
+def leases(use_redis: Callable[[str], Any], redis_url: str) -> Any:
+    return use_redis(redis_url)
+
+
+@pytest.fixture
+def empty(shop: str, leases: Any) -> Iterator[None]:  # noqa: F811
+    yield
+    with connections["default"].cursor() as cursor:
+        cursor.execute(
+            "TRUNCATE once_fenced_fence, once_fenced_ledger, once_fenced_effect, once_fenced_event, auth_user CASCADE"
+        )
+
+
+@pytest.fixture
+def client_of() -> Callable[..., Client]:
+    def make(*permissions: str, superuser: bool = False) -> Client:
+        user = User.objects.create(username=secrets.token_hex(8), is_staff=True, is_superuser=superuser)
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return make
+
+
+@pytest.fixture
+def admin(client_of: Callable[..., Client]) -> Client:
+    return client_of(superuser=True)
