@@ -1,7 +1,7 @@
 """A circuit breaker: an outage costs a process one timeout now and then, not one for every call (E2).
 
-closed → a failure → open for ``pause`` seconds, in which every call is refused at once → one call goes through
-as a probe, the others are refused for another pause → its success closes, its failure opens again.
+closed → a failure → open for ``pause`` seconds, in which every call is refused at once → one call goes
+through as a probe, the others are refused for another pause → its success closes, its failure opens again.
 A probe that never reports (its thread was killed) only costs its pause.
 """
 

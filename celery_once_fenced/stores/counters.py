@@ -46,7 +46,7 @@ def hold_field(seconds: float) -> str:
 
 
 def hold_quantile(counters: Mapping[str, int], quantile: float) -> float | None:
-    """Seconds within which this share (0 to 1) of a task's runs ended, rounded up to a bound; None without runs.
+    """Seconds within which this share (0 to 1) of a task's runs ended, rounded up to a bound; None: no runs.
 
     Beyond the last bound, and never above it, the longest run answers.
     """

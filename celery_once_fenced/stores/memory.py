@@ -1,4 +1,4 @@
-"""Leases in the memory of one process: for tests and eager mode, and the protocol of ``lua/`` to be read as Python.
+"""Leases in the memory of one process: for tests and eager mode, and the protocol of ``lua/`` as Python.
 
 Two slots for each key.  q is held by a delivery, r by a holder, and only who is in a slot moves it (E1):
 

@@ -1,7 +1,7 @@
 """The efficiency tier's leases in Redis or Valkey: each operation is one script of ``lua/``, one round trip.
 
-The protocol stands in those scripts, in ``lua/bucket.lua`` first; here questions become arguments, and replies
-answers.
+The protocol stands in those scripts, in ``lua/bucket.lua`` first; here questions become arguments,
+replies answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from celery_once_fenced.stores import (
     Started,
 )
 from celery_once_fenced.stores.counters import HOLD_MAX, hold_field
-from celery_once_fenced.stores.redis_link import Command, RedisLink, script
+from celery_once_fenced.stores.redis_link import Command, RedisLink, Script, script
 from celery_once_fenced.stores.redis_values import (
     MAX_TEXT,
     decode,
@@ -128,7 +128,7 @@ class RedisLeaseStore:
             by_bucket.setdefault(self._bucket(ask.digest), []).append(i)
         if not asks:
             return []
-        renew = script("renew")
+        renew = self._script("renew")
         commands = [
             renew.call(bucket, *(part for i in places for part in _renewal(asks[i])))
             for bucket, places in by_bucket.items()
@@ -182,7 +182,7 @@ class RedisLeaseStore:
             yield from self._holds_of(digit)
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
-        stats = script("stats")
+        stats = self._script("stats")
         total: dict[str, dict[str, int]] = {}
         for bucket in self._link.ask(*(stats.call(self._bucket(digit)) for digit in BUCKETS)):
             for task, pairs in bucket:
@@ -211,8 +211,11 @@ class RedisLeaseStore:
     def _bucket(self, digest: str) -> str:
         return f"{{{self._namespace}:{digest[:1]}}}:"
 
+    def _script(self, name: str) -> Script:
+        return script(name)
+
     def _run(self, name: str, digest: str, *args: str | int, again: Command = ()) -> Any:
-        command = script(name).call(self._bucket(digest), *args)
+        command = self._script(name).call(self._bucket(digest), *args)
         return self._link.ask(command, again=[command + again] if again else ())[0]
 
     def _holds_of(self, digit: str) -> Iterator[Hold]:

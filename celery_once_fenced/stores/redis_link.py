@@ -1,15 +1,15 @@
-"""One process's way to one Redis: bounded connections, one deadline per question, one second sending, one breaker (E2).
+"""One process's way to one Redis: bounded connections, one deadline, one second sending, one breaker (E2).
 
 A question is one or more commands, sent together.  Within ``timeout`` seconds it is answered or fails:
 
 - it waits for a free connection for at most half the time;
-- if the answer does not come within half of what is left then, or the connection breaks, or the server has become a
-  replica, the question is sent a second time, on a fresh connection: every script takes a question it has already
-  answered for what it is (E3);
-- making a connection is bounded by ``connect_timeout`` and counts; looking up a host name is bounded by the system.
+- if the answer does not come within half of what is left then, or the connection breaks, or the server has
+  become a replica, the question is sent a second time, on a fresh connection: every script takes a question
+  that it has already answered for what it is (E3);
+- making a connection counts, and may take ``connect_timeout``; the system bounds the look-up of a host name.
 
-Whatever interrupts a question (a time limit, Ctrl-C) breaks its connection, so that its answer is never read as the
-answer to the next one.
+Whatever interrupts a question (a time limit, Ctrl-C) breaks its connection, so that its answer is never read
+as the answer to the next one.
 """
 
 from __future__ import annotations
@@ -44,10 +44,16 @@ _sources: dict[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script, called by its hash; the text is sent where the server does not have it (restart, failover)."""
+    """A Lua script, called by its hash; its text is sent where the server lacks it (restart, failover)."""
 
     source: str
     sha: str
+
+    @classmethod
+    def of(cls, source: str) -> Script:
+        made = cls(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+        _sources[made.sha] = source
+        return made
 
     def call(self, bucket: str, *args: str | int) -> Command:
         """The command that runs it on a bucket."""
@@ -58,10 +64,7 @@ class Script:
 def script(name: str) -> Script:
     """The script ``lua/<name>.lua``, with what every script begins with before it."""
     folder = files("celery_once_fenced.stores") / "lua"
-    source = "".join((folder / f"{part}.lua").read_text("utf-8") for part in ("bucket", name))
-    loaded = Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
-    _sources[loaded.sha] = source
-    return loaded
+    return Script.of("".join((folder / f"{part}.lua").read_text("utf-8") for part in ("bucket", name)))
 
 
 def _with_source(command: Command) -> Command:
@@ -83,7 +86,10 @@ class RedisLink:
         self.breaker = Breaker(clock=clock)
         self._timeout = timeout
         self._clock = clock
-        self._pool, self._password = _pool(url, timeout, connect_timeout, max_connections)
+        options = _options(url, timeout, connect_timeout, max_connections)
+        make_pool: Any = redis.BlockingConnectionPool  # untyped
+        self._pool = make_pool(**options)
+        self._password = str(options.get("password") or "")
         # redis-py before 5.3 wants to be told a command name, and later ones warn if they are.
         named = inspect.signature(self._pool.get_connection).parameters["command_name"]
         self._why: tuple[str, ...] = ("EVALSHA",) if named.default is inspect.Parameter.empty else ()
@@ -91,9 +97,9 @@ class RedisLink:
     def ask(self, *commands: Command, again: Sequence[Command] = (), past_breaker: bool = False) -> list[Any]:
         """The answers to ``commands``, in one round trip.
 
-        ``again`` is what to send the second time, where that is something else.  ``past_breaker``: ask even while the
-        breaker is open (renewals).  Raises ``StoreUnavailableError`` when there is no answer in time, or a command is
-        answered with an error.
+        ``again`` is what to send the second time, where that is something else.  ``past_breaker``: ask even
+        while the breaker is open (renewals).  Raises ``StoreUnavailableError`` when no answer comes in time, or
+        a command is answered with an error.
         """
         if not (past_breaker or self.breaker.admits()):
             raise StoreUnavailableError("redis", "it gave no answer a moment ago and is not asked again yet")
@@ -112,8 +118,7 @@ class RedisLink:
         self._pool.disconnect()
 
     def _unavailable(self, error: RedisError) -> StoreUnavailableError:
-        # All connections being busy says something about this process, not about the server.
-        if isinstance(error, Interruption) and not isinstance(error.__context__, Empty):
+        if isinstance(error, Interruption) and not _is_exhaustion(error):
             self.breaker.failed()
         problem = str(error) or type(error).__name__
         return StoreUnavailableError(
@@ -122,7 +127,7 @@ class RedisLink:
 
     def _ask(self, first: Sequence[Command], again: Sequence[Command]) -> list[Any]:
         deadline = self._clock() + self._timeout
-        connection = self._pool.get_connection(*self._why)
+        connection = self._connection(deadline)
         try:
             return self._converse(connection, first, again, deadline)
         except BaseException:
@@ -130,6 +135,14 @@ class RedisLink:
             raise
         finally:
             self._pool.release(connection)
+
+    def _connection(self, deadline: float) -> Any:
+        try:
+            return self._pool.get_connection(*self._why)
+        except Interruption as error:
+            if _is_exhaustion(error) or self._clock() >= deadline:
+                raise
+            return self._pool.get_connection(*self._why)
 
     def _converse(
         self, connection: Any, first: Sequence[Command], again: Sequence[Command], deadline: float
@@ -165,14 +178,19 @@ class RedisLink:
             return error
 
 
-def _pool(
-    url: str, timeout: float, connect_timeout: float, size: int
-) -> tuple[redis.BlockingConnectionPool, str]:
+def _is_exhaustion(error: RedisError) -> bool:
+    """All connections are busy: that says something about this process, nothing about the server."""
+    return isinstance(error.__context__, Empty)
+
+
+def _options(url: str, timeout: float, connect_timeout: float, size: int) -> dict[str, Any]:
+    """What the URL says, except where E2 says something else."""
+    parse: Any = parse_url  # untyped
     try:
-        options: dict[str, Any] = dict(parse_url(url))
+        options: dict[str, Any] = dict(parse(url))
     except ValueError as error:
         raise ConfigError("redis_url is no URL of the form redis://, rediss:// or unix://") from error
-    options |= {
+    return options | {
         "max_connections": size,
         "timeout": timeout / 2,
         "socket_timeout": timeout / 2,
@@ -185,4 +203,3 @@ def _pool(
         "decode_responses": True,
         "encoding_errors": "replace",
     }
-    return redis.BlockingConnectionPool(**options), str(options.get("password") or "")

@@ -1,7 +1,7 @@
 """How holds are written into Redis and read back: text with ``|`` between the fields, the readable key last.
 
-The layout stands in ``lua/bucket.lua``; scripts compare encoded fields and never decode them.  What comes back
-is untrusted: it may be anybody's, so nothing here raises.
+The layout stands in ``lua/bucket.lua``; scripts compare encoded fields and never decode them.  What comes
+back is untrusted: it may be anybody's, so nothing here raises.
 """
 
 from __future__ import annotations
