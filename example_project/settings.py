@@ -100,7 +100,7 @@ CELERY_ONCE_FENCED = {
     "redis_url": redis_database(2),
     "database": "default",
     "namespace": "shop",
-    "defaults": {"lease": 60},
+    "defaults": {"lease": float(os.environ.get("SHOP_LEASE", "60"))},
     "tasks": {
         # rebuild_catalogue is written as a plain SingletonTask; this line alone has its writes fenced.
         "example_project.shop.tasks.rebuild_catalogue": {"tier": "correctness", "replay_for": 0},
