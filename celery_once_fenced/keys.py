@@ -68,8 +68,7 @@ class Derived:
     key: Key | None
     """None: the key function said that this call is not guarded."""
     fingerprint: str | None
-    """64 hexadecimal characters over the fingerprint arguments; None where it is off or the call is not
-    guarded."""
+    """64 hexadecimal characters over the fingerprint arguments; None: off, or the call is not guarded."""
     arguments: Arguments
     """All arguments by name, defaults applied."""
 
@@ -228,9 +227,7 @@ def default_resource(key: Key) -> str:
 
 
 def operation_digest(key_digest: str, run_id: str) -> bytes:
-    """The 32-byte ledger digest of one run of a key under ``replay_for=0``, where each call is its own
-    operation (L11).
-    """
+    """The ledger's 32-byte digest under ``replay_for=0``, where each call is its own operation (L11)."""
     return hashlib.sha256(bytes.fromhex(key_digest) + run_id.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -205,13 +205,14 @@ def _refused_spans(options: Mapping[str, Any]) -> Iterator[str]:
     unique, on_duplicate = options["unique"], options["on_duplicate"]
     if unique == "while_executing" and on_duplicate != "return_existing":
         yield (
-            f"unique='while_executing' refuses nothing when enqueuing, so "
-            f"on_duplicate={on_duplicate!r} would never apply; leave it out, or use unique='until_and_while_executing'"
+            "unique='while_executing' refuses nothing when enqueuing, so "
+            f"on_duplicate={on_duplicate!r} would never apply; leave it out, or use "
+            "unique='until_and_while_executing'"
         )
     if on_duplicate == "keep_last" and unique not in ("until_and_while_executing", "while_executing"):
         yield (
-            f"on_duplicate='keep_last' keeps one call queued while another runs, which unique={unique!r} does not "
-            "do; leave unique out, it is until_and_while_executing then"
+            f"on_duplicate='keep_last' keeps one call queued while another runs, which "
+            f"unique={unique!r} does not do; leave unique out, it is until_and_while_executing then"
         )
 
 
@@ -233,8 +234,8 @@ def _refused_in_correctness(options: Mapping[str, Any]) -> Iterator[str]:
     if replay_for is None:
         yield (
             "tier='correctness' needs replay_for, how long a finished key answers later calls with "
-            "its recorded result. There is no safe default: too long and tomorrow's refresh is answered with "
-            "today's result, too short and a second click is charged twice. Write replay_for=0 for a job that "
+            "its recorded result. There is no safe default: too long and tomorrow's refresh is answered "
+            "with today's result, too short and a second click is charged twice. Write replay_for=0 for a job that "
             "is meant to repeat, or a time such as replay_for='30d' for one that is not"
         )
     elif replay_for and on_duplicate in ("replace", "keep_last"):  # E20, second half

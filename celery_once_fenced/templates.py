@@ -38,7 +38,8 @@ class Template:
             if name is not None and (not name.isidentifier() or spec or conversion):
                 raise ConfigError(
                     f"{option}={text!r} may name arguments only, as in 'order:{{order_id}}': no positions, "
-                    "attributes, indexes, conversions or formats; a function of the arguments can compute anything else"
+                    "attributes, indexes, conversions or formats; a function of the arguments can compute "
+                    "anything else"
                 )
         return cls(text, tuple((literal, name) for literal, name, _, _ in found))
 

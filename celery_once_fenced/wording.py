@@ -82,7 +82,7 @@ def _shown_container(value: Iterable[object], depth: int) -> str:
         pairs = [
             f"{_shown(k, depth - 1)}:{_shown(v, depth - 1)}" for k, v in islice(value.items(), MAX_ITEMS)
         ]
-        return "{" + ",".join(pairs) + "}"
+        return "{" + ",".join(sorted(pairs)) + "}"
     items = [_shown(item, depth - 1) for item in islice(value, MAX_ITEMS)]
     if isinstance(value, set | frozenset):
         return "{" + ",".join(sorted(items)) + "}"
