@@ -98,8 +98,9 @@ class RedisLink:
         """The answers to ``commands``, in one round trip.
 
         ``again`` is what to send the second time, where that is something else.  ``past_breaker``: ask even
-        while the breaker is open (renewals).  Raises ``StoreUnavailableError`` when no answer comes in time, or
-        a command is answered with an error.
+        while the breaker is open (renewals).
+
+        Raises ``StoreUnavailableError``: no answer in time, or an error as the answer.
         """
         if not (past_breaker or self.breaker.admits()):
             raise StoreUnavailableError("redis", "it gave no answer a moment ago and is not asked again yet")

@@ -1,15 +1,15 @@
 """A lease store on the bench: short questions with defaults, and a clock that tests move.
 
-Redis has no clock to move.  Instead everything in it is made older: each TTL and each score of the index is lowered
-by the time that is to pass.
+Redis has no clock to move.  Instead everything in it is made older: each TTL and each score of the index is
+lowered by the time that is to pass.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import redis
 
@@ -51,7 +51,7 @@ class ManualClock:
 
 @dataclass
 class Bench:
-    """By default every delivery is a call of its own, of an until_executed task, with a task id of its own."""
+    """By default every delivery is a call of its own, of an until_executed task, with its own task id."""
 
     store: LeaseStore
     unique: str = "until_executed"
@@ -149,11 +149,11 @@ class Bench:
 
     def holder(self, slot: Literal["q", "r"]) -> str | None:
         hold = self.slot(slot)
-        return hold and hold.holder
+        return hold.holder if hold else None
 
     @property
-    def counters(self) -> Mapping[str, int]:
-        return self.store.stats().get(self.task, {})
+    def counters(self) -> Counter[str]:
+        return Counter(self.store.stats().get(self.task, {}))
 
 
 @dataclass
@@ -180,7 +180,8 @@ class RedisBench(Bench):
 
     def _age_index(self, name: bytes, seconds: float) -> None:
         assert self.client is not None
-        for member, _ in self.client.zrange(name, 0, -1, withscores=True):
+        members: Any = self.client.zrange(name, 0, -1)
+        for member in members:
             self.client.zincrby(name, -seconds * 1000, member)
 
 

@@ -1,0 +1,212 @@
+"""Negative controls: each rule is broken in a script, and the sentence about it must be found false.
+
+The broken variants are those that people use: plain DEL at the end, release and renewal without compare, a
+lost reply that counts as a refusal, renewal by SET, identity by task id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from celery_once_fenced.stores.redis import RedisLeaseStore
+from celery_once_fenced.stores.redis_link import Script, script
+from example_project.servers import Servers
+from tests.conformance import test_lease_stores as sentences
+from tests.conformance.lease_bench import Bench, redis_bench
+
+Sentence = Callable[[Bench], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    script: str
+    right: str
+    wrong: str
+    found_by: tuple[Sentence, ...]
+
+
+FAULTS = {
+    "plain_del_at_the_end": Fault(
+        "end",
+        "r ~= nil and r.holder == holder",
+        "r ~= nil",
+        (
+            sentences.test_late_finisher_does_not_free_the_next_holder,
+            sentences.test_what_acquired_nothing_frees_nothing,
+            sentences.test_end_twice_is_once,
+        ),
+    ),
+    "end_identified_by_task_id": Fault(
+        "end",
+        "r.holder == holder",
+        "r.task_id == task_id",
+        (sentences.test_what_acquired_nothing_frees_nothing,),
+    ),
+    "no_mark_from_a_late_finisher": Fault(
+        "end", "if mark > 0", "if ours and mark > 0", (sentences.test_mark_is_left_by_a_late_finisher_too,)
+    ),
+    "requeue_overwrites_q": Fault(
+        "end", "if not q then", "do", (sentences.test_requeue_leaves_the_q_of_another,)
+    ),
+    "release_without_compare": Fault(
+        "release",
+        "hold ~= nil and hold.holder == holder",
+        "hold ~= nil",
+        (sentences.test_release_compares_the_holder,),
+    ),
+    "release_identified_by_delivery": Fault(
+        "release",
+        "hold.holder == holder",
+        "hold.delivery == holder",
+        (sentences.test_release_compares_the_holder,),
+    ),
+    "lost_reply_of_enqueue_is_a_refusal": Fault(
+        "enqueue",
+        "q ~= nil and q.delivery == delivery",
+        "false",
+        (sentences.test_lost_reply_of_enqueue_is_no_refusal,),
+    ),
+    "enqueue_identified_by_task_id": Fault(
+        "enqueue",
+        "q.delivery == delivery",
+        "q.task_id == task_id",
+        (sentences.test_same_task_id_in_another_delivery_is_a_duplicate,),
+    ),
+    "retry_meets_its_own_lock": Fault(
+        "enqueue",
+        "q.task_id == task_id and",
+        "false and",
+        (sentences.test_retry_takes_the_q_of_its_own_task,),
+    ),
+    "retry_takes_anybodys_q": Fault(
+        "enqueue",
+        "(not q or (q.task_id == task_id and task_id ~= ''))",
+        "true",
+        (sentences.test_retry_leaves_the_q_of_another_task_and_is_not_refused,),
+    ),
+    "deferral_takes_the_key": Fault(
+        "enqueue",
+        "    if mine then\n      keep()\n    end\n    count",
+        "    take()\n    count",
+        (
+            sentences.test_deferral_of_another_delivery_moves_nothing,
+            sentences.test_deferral_takes_no_free_key,
+        ),
+    ),
+    "window_slides": Fault(
+        "enqueue",
+        " and not window then\n    extend",
+        " then\n    extend",
+        (sentences.test_window_is_as_long_as_the_first_call_said,),
+    ),
+    "lost_reply_of_start_is_a_refusal": Fault(
+        "start",
+        "r and r.holder == holder",
+        "false",
+        (sentences.test_lost_reply_of_start_is_granted_and_extended,),
+    ),
+    "start_identified_by_task_id": Fault(
+        "start",
+        "r and r.holder == holder",
+        "r and r.task_id == task_id",
+        (
+            sentences.test_retry_waits_for_its_predecessor_then_runs,
+            sentences.test_redelivery_meets_its_twin_and_waits_for_its_lease,
+        ),
+    ),
+    "start_identified_by_delivery": Fault(
+        "start",
+        "r and r.holder == holder",
+        "r and r.delivery == delivery",
+        (sentences.test_redelivery_meets_its_twin_and_waits_for_its_lease,),
+    ),
+    "twin_identified_by_task_id": Fault(
+        "start",
+        "r.delivery == delivery and",
+        "r.task_id == task_id and",
+        (sentences.test_retry_waits_for_its_predecessor_then_runs,),
+    ),
+    "start_frees_any_q": Fault(
+        "start",
+        "q.delivery == delivery or (",
+        "true or (",
+        (sentences.test_dropped_redelivery_frees_its_leftover_q_and_no_others,),
+    ),
+    "start_frees_no_q_but_its_deliverys": Fault(
+        "start",
+        "also_of_the_task and same_task(q)",
+        "false",
+        (sentences.test_retry_that_was_published_twice_takes_over_the_q_of_the_other,),
+    ),
+    "tombstone_named_by_task_id": Fault(
+        "start",
+        "bucket .. 'done:' .. delivery",
+        "bucket .. 'done:d' .. 1",
+        (sentences.test_retry_with_the_same_task_id_is_no_redelivery,),
+    ),
+    "no_ending_mark": Fault(
+        "start",
+        "redelivery and redis.call('PTTL'",
+        "false and redis.call('PTTL'",
+        (sentences.test_redelivery_between_end_and_settle_waits_for_the_mark,),
+    ),
+    "no_tombstone": Fault(
+        "settle", "if window > 0", "if false", (sentences.test_redelivery_after_settle_is_dropped,)
+    ),
+    "renewal_by_set": Fault(
+        "renew",
+        "  if ours then\n    extend(",
+        "  ours = not r or ours\n"
+        "  if ours then\n"
+        "    r = r or { task = task }\n"
+        "    redis.call('SET', bucket .. 'r:' .. name, holder .. '|||0|||')\n"
+        "    extend(",
+        (sentences.test_lapsed_lease_is_never_made_again,),
+    ),
+    "renewal_without_compare": Fault(
+        "renew",
+        "r ~= nil and r.holder == holder",
+        "r ~= nil",
+        (sentences.test_zombie_does_not_renew_its_successors_lease,),
+    ),
+    "unseen_expiry_is_forgotten": Fault(
+        "start",
+        "local hold = slot and occupant(slot, name)",
+        "local hold = slot and { left = 0, task = task }",
+        (sentences.test_expiry_is_counted_once_for_the_task_that_lapsed,),
+    ),
+}
+
+CONTROLS = [
+    pytest.param(fault, sentence, id=f"{name}-{sentence.__name__.removeprefix('test_')}")
+    for name, fault in FAULTS.items()
+    for sentence in fault.found_by
+]
+
+
+def broken(fault: Fault) -> type[RedisLeaseStore]:
+    right = script(fault.script).source
+    assert right.count(fault.right) == 1
+    wrong = Script.of(right.replace(fault.right, fault.wrong))
+
+    class Broken(RedisLeaseStore):
+        def _script(self, name: str) -> Script:
+            return wrong if name == fault.script else super()._script(name)
+
+    return Broken
+
+
+@pytest.mark.parametrize(("fault", "sentence"), CONTROLS)
+def test_broken_store_is_found_out(
+    servers: Servers, namespace: str, fault: Fault, sentence: Sentence
+) -> None:
+    kind = broken(fault)
+    with redis.Redis.from_url(servers.redis_url) as client:
+        bench = redis_bench(client, servers.redis_url, namespace, kind)
+        with closing(bench.store), pytest.raises(AssertionError):
+            sentence(bench)

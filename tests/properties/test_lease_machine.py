@@ -1,0 +1,223 @@
+"""Redis against its twin in memory, step by step: same questions, same answers, same holds, same counters.
+
+Beside them runs what both must keep: whom the store has granted a running lease, and that at most one of them
+still has it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from celery_once_fenced.policy import SPANS
+from celery_once_fenced.stores import Hold, Renewal
+from example_project.servers import Servers
+from tests.conformance.lease_bench import Bench, key, memory_bench, redis_bench
+
+# Few names, so that they meet: three calls of one key and one of another, with a second delivery for a retry.
+DELIVERIES = st.sampled_from(["a1", "a2", "b1", "b2", "c1", "d1", "d2"])
+KEYS = dict.fromkeys("abc", key("feed 1")) | {"d": key("feed 2")}
+HOLDERS = st.sampled_from(["h1", "h2", "h3"])
+UNIQUE = st.sampled_from(list(SPANS))
+MODES: st.SearchStrategy[Any] = st.sampled_from(["new", "awaited", "successor", "deferred"])
+TIMES = st.sampled_from([30.0, 70.0, 200.0])
+TWICE = st.booleans()
+"""Whether the first reply is lost, so that the question comes a second time."""
+
+
+def shown(hold: Hold | None) -> Hold | None:
+    """Without what is another clock's."""
+    return hold and replace(hold, since=0.0, left=round(hold.left, -1))
+
+
+@dataclass
+class Pair:
+    real: Bench
+    twin: Bench
+
+    def of(self, **changes: Any) -> Pair:
+        return Pair(replace(self.real, **changes), replace(self.twin, **changes))
+
+    def ask(self, name: str, *args: Any, twice: bool = False, **kwargs: Any) -> Any:
+        answers = [getattr(bench, name)(*args, **kwargs) for bench in (self.real, self.twin)]
+        assert self.plain(answers[0]) == self.plain(answers[1])
+        return self.ask(name, *args, **kwargs) if twice else answers[0]
+
+    @staticmethod
+    def plain(answer: Any) -> Any:
+        if hasattr(answer, "by"):
+            answer = replace(answer, by=shown(answer.by))
+        return replace(answer, wait=round(answer.wait, -1)) if hasattr(answer, "wait") else answer
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    servers: Servers
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client = redis.Redis.from_url(self.servers.redis_url)
+        self.namespace = f"t{uuid.uuid4().hex[:12]}"
+        self.pair = Pair(redis_bench(self.client, self.servers.redis_url, self.namespace), memory_bench())
+        self.now = 0.0
+        self.believed: dict[tuple[str, str], float] = {}
+        """Until when a holder may believe its lease on a slot."""
+
+    def about(self, delivery: str, unique: str = "until_executed") -> Pair:
+        return self.pair.of(unique=unique, key=KEYS[delivery[0]], task=f"task {unique}")
+
+    @rule(unique=UNIQUE, delivery=DELIVERIES, mode=MODES, hold=TIMES, twice=TWICE)
+    def enqueue(
+        self,
+        unique: str,
+        delivery: str,
+        mode: Literal["new", "awaited", "successor", "deferred"],
+        hold: float,
+        twice: bool,
+    ) -> None:
+        answer = self.about(delivery, unique).ask(
+            "enqueue", delivery, task_id=delivery[0], mode=mode, hold=hold, twice=twice
+        )
+        assert answer.granted or mode in ("new", "awaited")
+
+    @rule(
+        unique=UNIQUE,
+        delivery=DELIVERIES,
+        holder=HOLDERS,
+        lease=TIMES,
+        redelivery=st.booleans(),
+        twice=TWICE,
+    )
+    def start(
+        self, unique: str, delivery: str, holder: str, lease: float, redelivery: bool, twice: bool
+    ) -> None:
+        guard = redelivery and not SPANS[unique].sets_r
+        holder = f"{holder} of {delivery}"
+        answer = self.about(delivery, unique).ask(
+            "start",
+            delivery,
+            holder,
+            task_id=delivery[0],
+            redelivery=redelivery,
+            guard=guard,
+            lease=lease,
+            twice=twice,
+        )
+        if answer.answer == "granted" and (SPANS[unique].sets_r or guard):
+            self.believed[delivery if guard else KEYS[delivery[0]].digest, holder] = self.now + lease
+
+    def slot_of(self, data: st.DataObject) -> tuple[str, str]:
+        return data.draw(st.sampled_from(sorted(self.believed)))
+
+    @precondition(lambda self: self.believed)
+    @rule(data=st.data(), lease=TIMES)
+    def renew(self, data: st.DataObject, lease: float) -> None:
+        slot, holder = self.slot_of(data)
+        ask = Renewal(KEYS[holder[-2]].digest, slot, holder, "task renewed", lease)
+        renewed = [bench.store.renew([ask])[0] for bench in (self.pair.real, self.pair.twin)]
+        assert renewed[0] == renewed[1]
+        if renewed[0]:
+            assert self.believed[slot, holder] > self.now
+            self.believed[slot, holder] = self.now + lease
+
+    @precondition(lambda self: self.believed)
+    @rule(
+        data=st.data(),
+        mark=st.sampled_from([0.0, 70.0]),
+        requeue=st.sampled_from([0.0, 70.0]),
+        twice=TWICE,
+    )
+    def end(self, data: st.DataObject, mark: float, requeue: float, twice: bool) -> None:
+        slot, holder = self.slot_of(data)
+        delivery = holder[-2:]
+        ours = self.about(delivery).ask(
+            "end", delivery, holder, task_id=delivery[0], slot=slot, mark=mark, requeue=requeue, held=1.5
+        )
+        if ours:
+            assert self.believed.pop((slot, holder)) > self.now
+        if twice:
+            self.about(delivery).ask("end", delivery, holder, slot=slot)
+
+    @rule(delivery=DELIVERIES, window=st.sampled_from([0.0, 70.0]))
+    def settle(self, delivery: str, window: float) -> None:
+        self.about(delivery).ask("settle", delivery, window=window)
+        if window:
+            again = self.about(delivery).ask("start", delivery, "zombie", redelivery=True)
+            assert again.answer == "done"
+
+    @rule(delivery=DELIVERIES)
+    def release_q(self, delivery: str) -> None:
+        self.about(delivery).ask("release", "q", delivery)
+
+    @precondition(lambda self: self.believed)
+    @rule(data=st.data())
+    def release_r(self, data: st.DataObject) -> None:
+        slot, holder = self.slot_of(data)
+        if self.about(holder[-2:]).ask("release", "r", holder, slot):
+            del self.believed[slot, holder]
+
+    @rule(seconds=TIMES)
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds + 1
+        self.pair.real.later(seconds + 1)
+        self.pair.twin.later(seconds + 1)
+
+    @rule()
+    def scripts_are_forgotten(self) -> None:
+        self.client.script_flush()
+
+    @rule()
+    def everything_is_lost(self) -> None:
+        self.forget()
+        self.believed.clear()
+        self.pair.twin.store.flush()  # type: ignore[attr-defined]
+
+    @invariant()
+    def one_holder_for_each_slot(self) -> None:
+        live = [slot for (slot, _), until in self.believed.items() if until > self.now]
+        assert len(live) == len(set(live))
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        real, twin = (
+            sorted((shown(hold) for hold in bench.store.holds()), key=str)
+            for bench in (self.pair.real, self.pair.twin)
+        )
+        assert real == twin
+        assert self.pair.real.store.stats() == self.pair.twin.store.stats()
+
+    def forget(self) -> None:
+        if names := list(self.client.scan_iter(match=f"*{self.namespace}*", count=1000)):
+            self.client.delete(*names)
+
+    def teardown(self) -> None:
+        self.forget()
+        self.pair.real.store.close()
+        self.client.close()
+
+
+def test_redis_and_its_twin_agree(servers: Servers) -> None:
+    class Machine(LeaseMachine):
+        pass
+
+    Machine.servers = servers
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
