@@ -12,7 +12,7 @@ import pytest
 
 from celery_once_fenced.errors import FencedOffError, GrantError, OutcomeUnknownError
 from celery_once_fenced.stores import Completion, EffectFinish, EffectStart, EffectStarted, Held
-from tests.fixtures.ledger import DONE, Ledger, eventually, fresh, ledger_at, operation
+from tests.fixtures.ledger import Ledger, eventually, fresh, ledger_at, operation
 
 
 @pytest.fixture(scope="module")
