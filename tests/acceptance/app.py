@@ -1,0 +1,245 @@
+"""The tasks of the acceptance tests: one body that plays what a test tells it, under every option that matters.
+
+A worker is started with ``-A tests.acceptance.app`` and finds its settings in the environment; a test builds the same
+app for itself with :func:`build`.  Each task is registered once as it should be (``good.late``) and once for every
+broken variant of ``negative`` (``plain_delete.late``), so one worker serves the tests and their negative controls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+
+from celery_once_fenced import Once, SingletonTask, current_grant
+from tests.acceptance.stage import Stage
+
+SETTINGS = "ONCE_FENCED_ACCEPTANCE"
+"""Environment variable: the Celery settings of a worker, as JSON."""
+LEASE = 1.5
+"""Seconds: long enough for a busy machine to renew it twice, short enough to wait for."""
+QUEUE_HOLD = 30.0
+WINDOW = 1.5
+
+
+# --- the body ---------------------------------------------------------------------------------------------------------
+
+
+class Fatal:
+    """A result that kills the process which encodes it: after the body, before the result or the next step is out."""
+
+    def __json__(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def play(self: Any, label: str, *acts: str) -> Any:
+    """Run number n of a label plays act n, the last one again and again; an act is verbs separated by commas."""
+    stage = Stage.of(self.app)
+    number = stage.enter(label, self.request)
+    value: Any = f"{label}#{number}"
+    try:
+        for verb in acts[min(number, len(acts)) - 1].split(",") if acts else ():
+            name, _, argument = verb.strip().partition(" ")
+            value = VERBS[name](self, stage, label, argument) or value
+    except BaseException as error:
+        stage.leave(label, type(error).__name__, self.request)
+        raise
+    stage.leave(label, "returned", self.request)
+    return value
+
+
+def _hold(self: Any, stage: Stage, label: str, name: str) -> None:
+    stage.wait(label, name)
+
+
+def _sleep(self: Any, stage: Stage, label: str, seconds: str) -> None:
+    time.sleep(float(seconds))
+
+
+def _retry(self: Any, stage: Stage, label: str, countdown: str) -> None:
+    raise self.retry(countdown=float(countdown), max_retries=5)
+
+
+def _retry_then_linger(self: Any, stage: Stage, label: str, seconds: str) -> None:
+    """The body's own ``finally`` still runs when its retry is on its way already."""
+    try:
+        raise self.retry(countdown=0, max_retries=5)
+    finally:
+        time.sleep(float(seconds))
+
+
+def _fail(self: Any, stage: Stage, label: str, _: str) -> None:
+    raise ValueError(label)
+
+
+def _die(self: Any, stage: Stage, label: str, _: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _fatal(self: Any, stage: Stage, label: str, _: str) -> Fatal:
+    return Fatal()
+
+
+def _ignore(self: Any, stage: Stage, label: str, _: str) -> None:
+    raise Ignore
+
+
+def _requeue(self: Any, stage: Stage, label: str, _: str) -> None:
+    raise Reject("again", requeue=True)
+
+
+def _await_loss(self: Any, stage: Stage, label: str, seconds: str) -> None:
+    """Go on until the lease is lost, as a body does that asks for it."""
+    deadline = time.monotonic() + float(seconds)
+    while not current_grant().lost and time.monotonic() < deadline:
+        time.sleep(0.02)
+    stage.note(label, "lost" if current_grant().lost else "kept")
+
+
+def _note_trust(self: Any, stage: Stage, label: str, _: str) -> None:
+    stage.note(label, "lost" if current_grant().lost else "kept")
+
+
+def _call(self: Any, stage: Stage, label: str, name: str) -> str:
+    """Call another task with the same label from inside this body."""
+    return str(self.app.tasks[f"good.{name}"].delay(label).id)
+
+
+def _call_itself(self: Any, stage: Stage, label: str, _: str) -> Any:
+    return self(label)
+
+
+VERBS: Mapping[str, Callable[[Any, Stage, str, str], Any]] = {
+    "hold": _hold,
+    "sleep": _sleep,
+    "retry": _retry,
+    "retry_then_linger": _retry_then_linger,
+    "fail": _fail,
+    "die": _die,
+    "fatal": _fatal,
+    "ignore": _ignore,
+    "requeue": _requeue,
+    "await_loss": _await_loss,
+    "note_trust": _note_trust,
+    "call": _call,
+    "call_itself": _call_itself,
+}
+
+
+# --- the tasks --------------------------------------------------------------------------------------------------------
+
+LATE = {"acks_late": True, "reject_on_worker_lost": True}
+
+OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "early": ({}, {}),
+    "late": ({}, LATE),
+    "autoretry": ({}, {"autoretry_for": (ValueError,), "retry_backoff": False, "default_retry_delay": 0}),
+    "autoretry_late": (
+        {},
+        {**LATE, "autoretry_for": (ValueError,), "retry_backoff": False, "default_retry_delay": 0},
+    ),
+    "tracked": ({}, {**LATE, "track_started": True}),
+    "serial": ({"unique": "while_executing"}, {"max_retries": 0}),
+    "late_serial": ({"unique": "while_executing"}, LATE),
+    "until_executing": ({"unique": "until_executing"}, {}),
+    "until_executing_late": ({"unique": "until_executing"}, LATE),
+    "until_expired": ({"unique": "until_expired", "window": WINDOW}, {}),
+    "one_and_one": ({"unique": "until_and_while_executing"}, {}),
+    "defers": ({"on_conflict": "defer"}, {}),
+    "raises": ({"on_duplicate": "raise", "on_conflict": "raise"}, {}),
+    "strict": ({"on_store_error": "raise"}, {}),
+    "unrenewed": ({"max_hold": LEASE}, {}),
+    "brief_hold": ({"queue_hold": 0.5}, {}),
+    "hour": ({"lease": 3600}, {}),
+    "all_arguments": ({"key": None}, {}),
+    "no_key": ({"key": lambda arguments: None}, {}),
+}
+"""Options of ``Once`` and of the task, by name."""
+
+
+def base_of(variant: str) -> type[Any]:
+    """The base class of a variant."""
+    from tests.acceptance import negative
+
+    return {"good": SingletonTask, **negative.BASES}[variant]
+
+
+def variants() -> Sequence[str]:
+    from tests.acceptance import negative
+
+    return ["good", *negative.BASES]
+
+
+def build(settings: Mapping[str, Any]) -> Celery:
+    """The app with these Celery settings."""
+    app = Celery("acceptance", set_as_current=False)
+    app.conf.update(settings)
+    for variant in variants():
+        for name, (once, options) in OPTIONS.items():
+            _register(app, variant, name, once, options)
+    _register_others(app)
+    return app
+
+
+def _register(
+    app: Celery, variant: str, name: str, once: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    given = {"key": "{label}", "lease": LEASE, "queue_hold": QUEUE_HOLD, **once}
+    base = base_of(variant)
+    guarded = {"once": Once(**given)} if issubclass(base, SingletonTask) else {}
+    app.task(bind=True, base=base, name=f"{variant}.{name}", **guarded, **options)(play)
+
+
+def _register_others(app: Celery) -> None:
+    class NeverEntered(SingletonTask):
+        abstract = True
+
+        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            raise RuntimeError("not today")
+
+    once = {"once": Once(key="{label}", lease=LEASE)}
+    app.task(bind=True, base=NeverEntered, name="good.never_entered", **once)(play)
+    app.task(base=SingletonTask, name="good.add", once=Once(lease=LEASE))(add)
+    app.task(base=SingletonTask, name="good.typed", once=Once(lease=LEASE))(typed)
+    app.task(name="unguarded.collect")(collect)
+    app.task(bind=True, name="unguarded.play")(play)
+
+
+def add(a: int, b: int = 2) -> int:
+    return a + b
+
+
+def typed(label: str, value: Any) -> str:
+    """For arguments of every kind that a message can hold."""
+    stage = Stage.of(typed_app())
+    number = stage.enter(label)
+    stage.wait(label)
+    stage.leave(label, "returned")
+    return f"{label}#{number}"
+
+
+def typed_app() -> Any:
+    from celery import current_app
+
+    return current_app._get_current_object()
+
+
+def collect(results: Sequence[Any], label: str) -> list[Any]:
+    """The body of a chord."""
+    stage = Stage.of(typed_app())
+    stage.enter(label)
+    stage.leave(label, "returned")
+    return list(results)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":  # what `celery -A` asks for; a test process never does
+        globals()["app"] = app = build(json.loads(os.environ[SETTINGS]))
+        return app
+    raise AttributeError(name)

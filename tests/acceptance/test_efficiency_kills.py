@@ -1,0 +1,73 @@
+"""Children of the pool are killed in the middle: who may run next, and when (CASES 1, 3, 18, 36)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from celery import chain
+
+from tests.acceptance.app import LEASE
+from tests.acceptance.workers import Site, Trial, eventually
+
+SLACK = 2.5
+"""Seconds beyond one lease: for the pool to see its child dead, and a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def site(sites: Callable[..., Site]) -> Iterator[Site]:
+    site = sites()
+    with site.worker(concurrency=4):
+        yield site
+
+
+@pytest.fixture(scope="module")
+def trials(site: Site) -> Mapping[str, Trial]:
+    """All that take a while, begun at once."""
+    return {
+        "early": site.begin("early", "die", "sleep 0"),
+        "hour": site.begin("hour", "die", "sleep 0"),
+        "late": site.begin("late", "die", "sleep 0"),
+        "drops_twins": site.begin("late", "die", "sleep 0", variant="drops_twins"),
+        "fatal": site.begin("late", "fatal", "sleep 0"),
+        "settles_in_end": site.begin("late", "fatal", "sleep 0", variant="settles_in_end"),
+    }
+
+
+def key_of_a_killed_body_is_free_within_a_lease(trial: Trial) -> None:
+    until = trial.at + LEASE + SLACK
+    eventually(lambda: trial.again().outcome.status == "enqueued", max(until - time.monotonic(), 0.1))
+
+
+def killed_message_is_done_by_its_redelivery(trial: Trial) -> None:
+    assert trial.value(within=2 * LEASE + SLACK) == f"{trial.label}#2"
+    assert trial.runs == 2
+
+
+def test_key_of_a_killed_body_is_free_within_a_lease(trials: Mapping[str, Trial]) -> None:
+    key_of_a_killed_body_is_free_within_a_lease(trials["early"].has_run(1))
+    trials["early"].has_run(2)
+
+
+def test_killed_message_is_done_by_its_redelivery(trials: Mapping[str, Trial]) -> None:
+    killed_message_is_done_by_its_redelivery(trials["late"])
+
+
+def test_redelivery_brings_the_result_that_a_kill_kept_back(trials: Mapping[str, Trial]) -> None:
+    killed_message_is_done_by_its_redelivery(trials["fatal"])
+
+
+def test_a_lock_for_an_hour_is_caught(trials: Mapping[str, Trial]) -> None:
+    with pytest.raises(AssertionError, match="did not come"):
+        key_of_a_killed_body_is_free_within_a_lease(trials["hour"].has_run(1))
+
+
+def test_acknowledging_a_twin_away_is_caught(trials: Mapping[str, Trial]) -> None:
+    with pytest.raises(AssertionError, match="a result"):
+        killed_message_is_done_by_its_redelivery(trials["drops_twins"])
+
+
+def test_settling_before_the_result_is_out_is_caught(trials: Mapping[str, Trial]) -> None:
+    with pytest.raises(AssertionError, match="a result"):
+        killed_message_is_done_by_its_redelivery(trials["settles_in_end"])
