@@ -49,6 +49,7 @@ PORTS = range(15_000, 30_000)
 PORT_ATTEMPTS = 20
 START_SECONDS = 30.0
 POLL_SECONDS = 0.01
+EMPTY_DATABASE = "CREATE DATABASE {} TEMPLATE {} ENCODING 'UTF8' LOCALE 'C'"
 
 
 class ServerError(RuntimeError):
@@ -275,13 +276,14 @@ class Servers:
     postgres: PostgresServer | None = None
 
     def create_database(self, name: str, template: str | None = None) -> str:
-        """Creates the database `name`, empty or as a copy of `template`, and returns its URL.
+        """Creates the database `name`, empty (UTF-8, C locale) or as a copy of `template`, and returns its URL.
 
         Raises:
             psycopg.errors.DuplicateDatabase: if it exists.
             psycopg.errors.ObjectInUse: if somebody is connected to `template`.
         """
-        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+        # A server of one's own may have been made with another encoding; only template0 lets us choose.
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}" if template else EMPTY_DATABASE)
         self._execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
         return self.database_url(name)
 
