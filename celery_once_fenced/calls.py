@@ -61,9 +61,8 @@ class CallPlan:
             return None
         bound = {**self._defaults, **dict(zip(self._positional, args, strict=False))}
         if kwargs:
-            if not kwargs.keys() <= self._keywords or not kwargs.keys().isdisjoint(
-                self._positional[: len(args)]
-            ):
+            given = self._positional[: len(args)]
+            if not (kwargs.keys() <= self._keywords and kwargs.keys().isdisjoint(given)):
                 return None
             bound.update(kwargs)
         return bound if len(bound) == len(self.names) else None

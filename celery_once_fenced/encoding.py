@@ -126,9 +126,7 @@ def _str(value: str, json: bool) -> bytes:
 
 
 def _surrogates(value: str, json: bool) -> bytes:
-    if (
-        json
-    ):  # JSON writes \ud83d\ude00 for such a pair, and reads it back as the one character it stands for.
+    if json:  # It writes \ud83d\ude00 for such a pair, and reads back the one character it stands for.
         value = str.encode(value, "utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     return str.encode(value, "utf-8", "surrogatepass")
 

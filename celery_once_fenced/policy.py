@@ -235,8 +235,8 @@ def _refused_in_correctness(options: Mapping[str, Any]) -> Iterator[str]:
         yield (
             "tier='correctness' needs replay_for, how long a finished key answers later calls with "
             "its recorded result. There is no safe default: too long and tomorrow's refresh is answered "
-            "with today's result, too short and a second click is charged twice. Write replay_for=0 for a job that "
-            "is meant to repeat, or a time such as replay_for='30d' for one that is not"
+            "with today's result, too short and a second click is charged twice. Write replay_for=0 for a "
+            "job that is meant to repeat, or a time such as replay_for='30d' for one that is not"
         )
     elif replay_for and on_duplicate in ("replace", "keep_last"):  # E20, second half
         yield (

@@ -98,8 +98,7 @@ def test_a_dict_and_once_are_the_same_layer_and_neither_is_changed(options: list
 def test_a_policy_keeps_the_rules_of_declaration_or_is_refused(options: dict[str, Any]) -> None:
     try:
         policy = resolve([options], task="t")
-    except ConfigError as error:
-        assert str(error).startswith("t: ")
+    except ConfigError:
         return
     assert policy.span is SPANS[policy.unique]
     assert (policy.window is not None) == (policy.unique == "until_expired")
