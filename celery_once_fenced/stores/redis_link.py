@@ -121,7 +121,9 @@ class RedisLink:
     def _unavailable(self, error: RedisError) -> StoreUnavailableError:
         if isinstance(error, Interruption) and not _is_exhaustion(error):
             self.breaker.failed()
-        problem = str(error) or type(error).__name__
+        problem = (
+            f"{type(error).__name__}: {error}"  # the driver drops the code, such as OOM, that tells which
+        )
         return StoreUnavailableError(
             "redis", problem.replace(self._password, "***") if self._password else problem
         )

@@ -50,7 +50,7 @@ def parse_hold(slot: Slot, digest: str, value: object, left: object, name: str =
     return Hold(
         slot=slot,
         digest=digest,
-        holder=decode(holder),
+        holder=decode(holder) or UNKNOWN,
         task_id=decode(task_id),
         delivery=decode(delivery),
         since=_number(since) * MICROSECOND,
