@@ -1,3 +1,4 @@
 """Fixtures for every test; what they do stands in tests/fixtures."""
 
-pytest_plugins = ["tests.fixtures.servers", "tests.fixtures.proxy"]
+# django_project sets Django up, which must come before any test module imports a model.
+pytest_plugins = ["tests.fixtures.django_project", "tests.fixtures.proxy", "tests.fixtures.servers"]
