@@ -12,12 +12,11 @@ import json
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,9 @@ from typing import Any
 import django
 
 from example_project.servers import POSTGRES_VARIABLE, REDIS_VARIABLE, servers, wait_until
+from example_project.workers import CeleryWorker
 
+APP = "example_project.demo_worker"
 ACCOUNT = 7
 LEASE = 3
 VISIBILITY_TIMEOUT = 5
@@ -57,62 +58,18 @@ class Story:
             self.broken.append(text)
 
 
-class Worker:
-    """A real Celery worker with one child process; ``pause`` is a table whose first write it stops before."""
-
-    def __init__(self, name: str, directory: Path, *, pause: str = "", seconds: float = 0.0) -> None:
-        self.name = name
-        self.paused = directory / f"{name}.paused"
-        self.log = directory / f"{name}.log"
-        self.paused.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "celery", "-A", "example_project.demo_worker", "worker"]
-        command += ["-c", "1", "--prefetch-multiplier", "1", "-n", f"{name}@shop", "-l", "info", "--without-mingle"]
-        environment = dict(os.environ)
-        if pause:
-            environment |= {"DEMO_PAUSE": pause, "DEMO_PAUSE_SECONDS": str(seconds), "DEMO_PAUSED": str(self.paused)}
-        self._output = self.log.open("w")
-        self._process = subprocess.Popen(
-            command, env=environment, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-
-    def until_ready(self) -> None:
-        _until(lambda: f"{self.name}@shop ready" in self.text, 30, f"worker {self.name} did not start")
-
-    @property
-    def text(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def send(self, what: signal.Signals) -> None:
-        """Signal the worker and its child."""
-        os.killpg(self._process.pid, what)
-
-    def until_paused(self) -> None:
-        try:
-            _until(self.paused.exists, 30, f"worker {self.name} did not reach the place to stop at")
-        except TimeoutError:
-            print(self.text); raise
-
-    def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.send(signal.SIGCONT)
-            self._process.terminate()
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.send(signal.SIGKILL)
-                self._process.wait()
-        self._output.close()
+def worker(name: str, *, pause: str = "", seconds: float = 0.5) -> CeleryWorker:
+    """A worker that has yet to be started; ``pause`` is the table whose first write it stops before, for a moment."""
+    if not pause:
+        return CeleryWorker(name, APP)
+    variables = {"DEMO_PAUSE": pause, "DEMO_PAUSE_SECONDS": str(seconds)}
+    return CeleryWorker(name, APP, variables)
 
 
-@contextlib.contextmanager
-def workers(*started: Worker) -> Iterator[None]:
-    try:
-        for worker in started:
-            worker.until_ready()
-        yield
-    finally:
-        for worker in started:
-            worker.stop()
+def until_paused(paused: CeleryWorker) -> None:
+    _until(
+        lambda: "demo: paused" in paused.log(), 30, f"worker {paused.name} did not reach the place to stop at"
+    )
 
 
 # --- the acts ---------------------------------------------------------------------------------------------------------
@@ -124,9 +81,8 @@ def the_rush(story: Story, directory: Path) -> None:
     story.title("The rush: a hundred calls of the same job, from four processes")
     feed = Feed.objects.create(name="news")
     start = directory / "start"
-    worker = Worker("rush", directory, pause="shop_feed", seconds=3.0)
     callers = [_caller(feed.pk, 25, start) for _ in range(4)]
-    with workers(worker):
+    with worker("rush", pause="shop_feed", seconds=3.0):
         for caller in callers:
             _first_line(caller)
         story.tell("four processes stand ready; each calls refresh_feed.delay(1) twenty-five times")
@@ -151,20 +107,23 @@ def _first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def the_freeze(story: Story, directory: Path) -> None:
+def the_freeze(story: Story) -> None:
     from example_project.shop.tasks import post_entry
 
     story.title("The freeze: a worker stops in the middle of its transaction, and wakes too late")
-    _open_account(story, post_entry, directory)
-    a, b = Worker("A", directory, pause="shop_entry", seconds=1.0), Worker("B", directory)
-    with workers(a):
+    _open_account(story, post_entry)
+    with worker("A", pause="shop_entry") as a:
         result = post_entry.delay(70, ACCOUNT, 10)
-        a.until_paused()
-        a.send(signal.SIGSTOP)
+        until_paused(a)
+        a.pause()
         first = _fence()
-        story.tell(f"worker A holds account:{ACCOUNT} with token {first['token']}, has written, and is frozen (SIGSTOP)")
-        story.tell(f"its lease is {LEASE} s; the broker delivers the message again after {VISIBILITY_TIMEOUT} s")
-        with workers(b):
+        story.tell(
+            f"worker A holds account:{ACCOUNT} with token {first['token']}, has written, and is frozen (SIGSTOP)"
+        )
+        story.tell(
+            f"its lease is {LEASE} s; the broker delivers the message again after {VISIBILITY_TIMEOUT} s"
+        )
+        with worker("B"):
             _until(lambda: _fence()["token"] > first["token"], 40, "worker B did not take over")
             value = result.get(timeout=30)
             event = _takeover()
@@ -174,40 +133,43 @@ def the_freeze(story: Story, directory: Path) -> None:
             )
             story.promise("token 7, then token 8", (event.old_token, event.token) == (7, 8))
             story.promise("balance 90 while A is still frozen", _balance() == 90 and value == 90)
-            a.send(signal.SIGCONT)
+            a.resume()
             story.tell("worker A wakes (SIGCONT) and tries to commit")
-            _until(lambda: "fence.rejected" in a.text, 20, "worker A was not refused")
-            story.tell(f"worker A: {_refusal(a.text)}")
+            _until(lambda: "fence.rejected" in a.log(), 20, "worker A was not refused")
+            story.tell(f"worker A: {_refusal(a.log())}")
             story.promise("refused by Postgres, balance still 90", _balance() == 90)
             story.promise("the result is B's", result.get(timeout=5) == 90 and result.state == "SUCCESS")
 
 
-def _open_account(story: Story, post_entry: Any, directory: Path) -> None:
+def _open_account(story: Story, post_entry: Any) -> None:
     from example_project.shop.models import Account
 
     Account.objects.create(pk=ACCOUNT, name="Ada", balance=160)
-    with workers(Worker("clerk", directory)):
+    with worker("clerk"):
         for number in range(1, 7):
             post_entry.delay(number, ACCOUNT, 10).get(timeout=30)
-    story.tell(f"six entries of 10 posted; balance {_balance()}; account:{ACCOUNT} has seen token {_fence()['token']}")
+    story.tell(
+        f"six entries of 10 posted; balance {_balance()}; account:{ACCOUNT} has seen token {_fence()['token']}"
+    )
 
 
-def the_plain_lock(story: Story, directory: Path) -> None:
+def the_plain_lock(story: Story) -> None:
     from example_project.demo_worker import post_entry_under_plain_lock
     from example_project.shop.models import Account, Entry
 
     story.title("The very same script on a plain Redis lock (celery-once)")
     Account.objects.filter(pk=ACCOUNT).update(balance=100)
-    a, b = Worker("A2", directory, pause="shop_entry", seconds=1.0), Worker("B2", directory, pause="shop_account")
-    with workers(a):
+    with worker("A", pause="shop_entry") as a:
         result = post_entry_under_plain_lock.delay(71, ACCOUNT, 10)
-        a.until_paused()
-        a.send(signal.SIGSTOP)
+        until_paused(a)
+        a.pause()
         story.tell("worker A has written and is frozen (SIGSTOP); its lock runs out")
-        with workers(b):
-            b.until_paused()
-            story.tell("worker B got the message again; its update waits for the row that frozen A has locked")
-            a.send(signal.SIGCONT)
+        with worker("B", pause="shop_account") as b:
+            until_paused(b)
+            story.tell(
+                "worker B got the message again; its update waits for the row that frozen A has locked"
+            )
+            a.resume()
             story.tell("worker A wakes (SIGCONT) and commits; then B commits too")
             _until(lambda: Entry.objects.filter(number=71).count() == 2, 20, "the second copy did not commit")
             result.get(timeout=10)
@@ -236,8 +198,12 @@ def _takeover() -> Any:
 
 
 def _refusal(log: str) -> str:
-    found = re.search(r"fence\.rejected .*", log)
-    return found.group(0)[:160] if found else "?"
+    found = re.search(r"fence\.rejected .*?token=(\d+) why=(\w+) then=(\w+)", log)
+    return (
+        "no refusal in its log"
+        if found is None
+        else f"fenced off, token {found[1]} ({found[2]}): {found[3]}s the result"
+    )
 
 
 def _until(condition: Callable[[], bool], seconds: float, problem: str) -> None:
@@ -249,12 +215,18 @@ def _until(condition: Callable[[], bool], seconds: float, problem: str) -> None:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--admin", action="store_true", help="leave it running, with the admin, until Ctrl-C")
+    arguments.add_argument(
+        "--admin", action="store_true", help="leave it running, with the admin, until Ctrl-C"
+    )
     options = arguments.parse_args()
     story = Story()
     with servers() as running, tempfile.TemporaryDirectory() as directory:
         name = f"shop_demo_{secrets.token_hex(4)}"
-        os.environ |= {**ENVIRONMENT, REDIS_VARIABLE: running.redis_url, POSTGRES_VARIABLE: running.create_database(name)}
+        os.environ |= {
+            **ENVIRONMENT,
+            REDIS_VARIABLE: running.redis_url,
+            POSTGRES_VARIABLE: running.create_database(name),
+        }
         try:
             _play(story, Path(directory))
             if options.admin:
@@ -276,8 +248,8 @@ def _play(story: Story, directory: Path) -> None:
     call_command("migrate", verbosity=0)
     story.tell("servers are up, the shop's tables and the plugin's are migrated")
     the_rush(story, directory)
-    the_freeze(story, directory)
-    the_plain_lock(story, directory)
+    the_freeze(story)
+    the_plain_lock(story)
     story.title("as promised" if not story.broken else "NOT as promised")
 
 
@@ -287,7 +259,10 @@ def _serve_admin() -> None:
 
     password = secrets.token_urlsafe(9)
     get_user_model().objects.create_superuser("admin", "", password)
-    print(f"\nadmin: http://127.0.0.1:{ADMIN_PORT}/admin/   user: admin   password: {password}   (Ctrl-C ends it)", flush=True)
+    print(
+        f"\nadmin: http://127.0.0.1:{ADMIN_PORT}/admin/   user: admin   password: {password}   (Ctrl-C ends it)",
+        flush=True,
+    )
     with contextlib.suppress(KeyboardInterrupt):
         call_command("runserver", f"127.0.0.1:{ADMIN_PORT}", use_reloader=False)
 

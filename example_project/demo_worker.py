@@ -1,8 +1,8 @@
 """The app of the demo's workers: the shop, a place to stop at, and the same job under a plain Redis lock.
 
 ``DEMO_PAUSE`` names a database table: the first statement of this process that inserts into it or updates it waits
-there for ``DEMO_PAUSE_SECONDS``, after saying so in the file ``DEMO_PAUSED``.  That is long enough to freeze the
-process from outside in the middle of its transaction.
+there for ``DEMO_PAUSE_SECONDS``, after saying so in its log.  That is long enough to freeze the process from outside in
+the middle of its transaction.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from celery.signals import task_prerun
@@ -41,16 +40,15 @@ def post_entry_under_plain_lock(entry_id: int, account_id: int, amount: int) -> 
 class Pause:
     """Stops the first statement that writes to ``table``, once."""
 
-    def __init__(self, table: str, seconds: float, told: Path) -> None:
+    def __init__(self, table: str, seconds: float) -> None:
         self.table = table
         self.seconds = seconds
-        self.told = told
         self.done = False
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         if not self.done and sql.startswith(("INSERT", "UPDATE")) and f'"{self.table}"' in sql:
             self.done = True
-            self.told.write_text(str(os.getpid()))
+            print("demo: paused", flush=True)
             time.sleep(self.seconds)
         return execute(sql, params, many, context)
 
@@ -64,7 +62,5 @@ def _install(**_: Any) -> None:
 
 _pause: Pause | None = None
 if "DEMO_PAUSE" in os.environ:
-    _pause = Pause(
-        os.environ["DEMO_PAUSE"], float(os.environ["DEMO_PAUSE_SECONDS"]), Path(os.environ["DEMO_PAUSED"])
-    )
+    _pause = Pause(os.environ["DEMO_PAUSE"], float(os.environ["DEMO_PAUSE_SECONDS"]))
     task_prerun.connect(_install)

@@ -48,9 +48,9 @@ class Watchdog:
         """Runs a helper (initdb) to its end; returns its exit code."""
         return self._popen(argv, log).wait()
 
-    def start(self, argv: list[str], log: str) -> int:
+    def start(self, argv: list[str], log: str, env: dict[str, str] | None = None) -> int:
         """Starts the server; returns its process id."""
-        self.server = self._popen(argv, log)
+        self.server = self._popen(argv, log, env)
         return self.server.pid
 
     def alive(self) -> bool:
@@ -91,7 +91,9 @@ class Watchdog:
         remove_shared_memory(self.directory / "data" / "postmaster.pid")
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _popen(self, argv: list[str], log: str) -> subprocess.Popen[bytes]:
+    def _popen(
+        self, argv: list[str], log: str, env: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         with Path(log).open("ab") as output:
             return subprocess.Popen(
                 argv,
@@ -99,8 +101,8 @@ class Watchdog:
                 stdout=output,
                 stderr=output,
                 cwd=self.directory,
-                # Nothing of ours leaks in (PGDATA, PGPORT, a locale that is not installed).
-                env={"PATH": os.defpath, "LC_ALL": "C", "HOME": str(self.directory)},
+                # Unless asked for, nothing of ours leaks in (PGDATA, PGPORT, a locale that is not installed).
+                env=env or {"PATH": os.defpath, "LC_ALL": "C", "HOME": str(self.directory)},
                 user=self.user,
                 group=None if self.user is None else pwd.getpwuid(self.user).pw_gid,
                 extra_groups=None if self.user is None else [],

@@ -97,6 +97,10 @@ class Server(ABC):
     @abstractmethod
     def command(self) -> list[str]: ...
 
+    def environment(self) -> dict[str, str] | None:
+        """Environment variables of the process; None: next to nothing."""
+        return None
+
     @abstractmethod
     def ready(self) -> bool:
         """True once this very process answers, not another one that took the port first."""
@@ -117,7 +121,9 @@ class Server(ABC):
         Raises:
             ServerError: if it is not ready within 30 s.
         """
-        self.pid = self._watchdog.ask("start", argv=self.command(), log=str(self.log_path))
+        self.pid = self._watchdog.ask(
+            "start", argv=self.command(), log=str(self.log_path), env=self.environment()
+        )
         wait_until(lambda: self.ready() or not self.alive(), START_SECONDS, self._failure)
         if not self.alive():
             raise self._failure()
