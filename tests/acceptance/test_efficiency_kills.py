@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-from celery import chain
 
 from tests.acceptance.app import LEASE
 from tests.acceptance.workers import Site, Trial, eventually

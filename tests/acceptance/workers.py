@@ -70,7 +70,7 @@ class Site:
                 "broker_url": broker_url or redis_url,
                 "broker_transport_options": {
                     **transport,
-                    "unacked_restore_interval": 1,  # seconds; kombu's 10 × 10 would outlast the test
+                    "unacked_restore_interval": 1,  # seconds; kombu's own 100 would outlast the test
                     "unacked_restore_throttle": 1,
                 },
                 "result_backend": redis_url,
@@ -155,11 +155,12 @@ class Site:
         again = {**message, "headers": headers, "properties": properties}
         self.redis.lpush(f"{self.name}.{queue}", json.dumps(again))
 
-    def park(self, task: Any, *args: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """Call a task, and catch its message before any worker sees it."""
-        result = task.apply_async(args, queue=PARKED, **options)
-        line = self.redis.lpop(f"{self.name}.{PARKED}")
-        return result, json.loads(str(line))
+    def parked(
+        self, name: str, *acts: str, variant: str = "good", **options: Any
+    ) -> tuple[Trial, dict[str, Any]]:
+        """Call a task and catch its message before any worker sees it: to be delivered by :meth:`deliver`, or not."""
+        trial = self.begin(name, *acts, variant=variant, queue=PARKED, **options)
+        return trial, json.loads(str(self.redis.lpop(f"{self.name}.{PARKED}")))
 
     def idle(self) -> bool:
         """Nothing waits in the queue and nothing is unacknowledged."""
@@ -229,9 +230,26 @@ class Trial:
     def runs(self) -> int:
         return self.site.stage.runs(self.label)
 
-    def has_run(self, times: int) -> Self:
+    @property
+    def state(self) -> str:
+        """What the result backend says now; a result object would remember what it said first."""
+        return str(self.site.app.AsyncResult(self.result.id).state)
+
+    @property
+    def running(self) -> str:
+        """The holder of the running slot; empty if there is none."""
+        hold = self.site.holds(self.task, self.label).get("r")
+        return hold.holder if hold else ""
+
+    @property
+    def queued(self) -> str:
+        """The delivery that holds the queued slot; empty if there is none."""
+        hold = self.site.holds(self.task, self.label).get("q")
+        return hold.holder if hold else ""
+
+    def has_run(self, times: int, within: float = 10.0) -> Self:
         """Wait until the body has begun for the nth time."""
-        eventually(lambda: self.runs >= times, what=f"run {times} of {self.task.name}")
+        eventually(lambda: self.runs >= times, within, what=f"run {times} of {self.task.name}")
         return self
 
     def release(self, name: str = "") -> Self:
@@ -245,7 +263,7 @@ class Trial:
     def value(self, within: float = 10.0) -> Any:
         """The result, ``within`` seconds of the call."""
         left = max(self.at + within - time.monotonic(), 0.1)
-        eventually(lambda: self.result.ready(), left, f"a result of {self.task.name}")
+        eventually(self.result.ready, left, f"a result of {self.task.name}")
         return self.result.get(timeout=1)
 
 
