@@ -19,7 +19,7 @@ MARKERS = "not debian"
 
 
 def run_tests(session: nox.Session, *pins: str) -> None:
-    session.install(".[django]", *pins, *nox.project.dependency_groups(nox.project.load_toml(), "test"))
+    session.install("--editable", ".[django]", *pins, *nox.project.dependency_groups(nox.project.load_toml(), "test"))
     session.run("python", "-m", "pytest", "-m", MARKERS, *session.posargs)
 
 
