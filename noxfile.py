@@ -1,4 +1,4 @@
-"""The version matrix: `make matrix`, or one cell with `nox -s "tests-3.12(celery='5.6', django='6.0')"`.
+"""The version matrix: `make matrix`, or one cell with `nox -s "tests(python='3.12', celery='5.6', django='6.0')"`.
 
 Interpreters that are not installed fail rather than being passed over: a matrix with holes proves nothing.
 """
@@ -19,7 +19,9 @@ MARKERS = "not debian"
 
 
 def run_tests(session: nox.Session, *pins: str) -> None:
-    session.install("--editable", ".[django]", *pins, *nox.project.dependency_groups(nox.project.load_toml(), "test"))
+    session.install(
+        "--editable", ".[django]", *pins, *nox.project.dependency_groups(nox.project.load_toml(), "test")
+    )
     session.run("python", "-m", "pytest", "-m", MARKERS, *session.posargs)
 
 
