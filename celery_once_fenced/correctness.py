@@ -26,7 +26,7 @@ from celery_once_fenced.errors import (
 from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Grant, granted
 from celery_once_fenced.keepers import FenceKeeper, KeptFence
-from celery_once_fenced.keys import new_id, operation_digest
+from celery_once_fenced.keys import operation_digest
 from celery_once_fenced.lease import deferral
 from celery_once_fenced.ledger import (
     Aftermath,
@@ -71,9 +71,9 @@ class Correctness:
         self._keeper = keeper or FenceKeeper(ledger)
         self._jitter = jitter
 
-    def run(self, ex: Execution, body: Body) -> Returned | Aside:
+    def run(self, ex: Execution, holder: str, body: Body) -> Returned | Aside:
         """Claim, run, complete.  Raises the body's error where that is the outcome, or the ledger's answer."""
-        operation, holder = _operation(ex), new_id()
+        operation = _operation(ex)
         sent = self._keeper.clock()
         try:
             claimed = self._ledger.claim(_claim(ex, operation, holder))

@@ -78,17 +78,18 @@ class Guard:
 
     def _work(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:
         if ex.policy.tier == "correctness":
-            return self._fenced(ex, body)
+            # One acquisition in two stores: both know it by the same holder, so that people see them as one.
+            return self._fenced(ex, kept.renewal.holder if kept else new_id(), body)
         if (answer := self._answer_from_holder(ex)) is not None:
             return answer
         grant = Grant(ex.key.text, resource=ex.resource, belief=kept)
         with granted(grant):
             return Returned(body(grant))
 
-    def _fenced(self, ex: Execution, body: Body) -> Returned | Aside:
+    def _fenced(self, ex: Execution, holder: str, body: Body) -> Returned | Aside:
         if self._correctness is None:
             raise ConfigError(f"task {ex.task} is in the correctness tier and there is no database")
-        return self._correctness.run(ex, body)
+        return self._correctness.run(ex, holder, body)
 
     def _answer_from_holder(self, ex: Execution) -> Returned | None:
         """An awaited duplicate is answered from its holder's stored success, where there is one (E12a)."""

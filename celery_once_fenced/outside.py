@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +19,16 @@ from celery_once_fenced.grant import Grant, granted
 from celery_once_fenced.keepers import KeptLease
 from celery_once_fenced.keys import Key, KeyRecipe, new_id
 from celery_once_fenced.policy import SPANS
-from celery_once_fenced.stores import End, Hold, Renewal, Start, Started
+from celery_once_fenced.stores import End, HeldFence, Hold, LedgerStore, Renewal, Slot, Start, Started
 
 __all__ = ["Explanation", "explain", "find", "lease", "release"]
 
 SCOPE = "lease"
 """First part of the key of every lease taken outside tasks."""
+DIGEST = re.compile("[0-9a-f]{64}")
+SLOTS: tuple[Slot, ...] = ("q", "r")
+SHORTENED = 100
+"""Characters of readable key in a slot: a longer key matches by its beginning."""
 LONGEST_PAUSE = 0.25
 """Seconds between two looks at a lease that is waited for."""
 
@@ -103,13 +108,16 @@ class Explanation:
     key: str
     digest: str
     holds: tuple[Hold, ...]
+    """Slots in Redis: queued (q) and running (r)."""
+    fences: tuple[HeldFence, ...]
+    """Fences in Postgres that are held for this key, or have lapsed."""
     entry: Mapping[str, Any] | None
     """The ledger entry by column, where the correctness tier knows the key."""
 
     def __str__(self) -> str:
         parts = [_hold_sentence(hold) for hold in self.holds]
-        if self.entry is not None:
-            parts.append(_entry_sentence(self.entry))
+        parts += [_fence_sentence(fence) for fence in self.fences]
+        parts += [_entry_sentence(self.entry)] if self.entry is not None else []
         return f"{self.key}: " + ("; ".join(parts) if parts else "held by nobody, a call runs at once") + "."
 
 
@@ -126,16 +134,18 @@ def explain(key: str) -> Explanation:
     here = runtime.current()
     digest, text = find(here, key)
     holds = tuple(here.leases.look(digest))
-    entry = here.ledger.look(bytes.fromhex(digest)) if here.ledger is not None else None
-    return Explanation(text, digest, holds, entry)
+    if here.ledger is None:
+        return Explanation(text, digest, holds, (), None)
+    fences = tuple(fence for fence in here.ledger.fences() if _is_of(fence, digest, text))
+    return Explanation(text, digest, holds, fences, here.ledger.look(bytes.fromhex(digest)))
 
 
 def find(here: runtime.Runtime, key: str) -> tuple[str, str]:
-    """Digest and readable text of a key given as either."""
-    if len(key) == 64 and all(letter in "0123456789abcdef" for letter in key):
+    """Digest and readable text of a key given as either.  Raises ``ConfigError`` where nobody knows the text."""
+    if DIGEST.fullmatch(key):
         return key, key
     for hold in here.leases.holds():
-        if hold.text and (hold.text == key or (key.startswith(hold.text) and len(hold.text) >= 100)):
+        if hold.text == key or (len(hold.text) >= SHORTENED and key.startswith(hold.text)):
             return hold.digest, key
     digest = here.ledger.find(key) if here.ledger is not None else None
     if digest is None:
@@ -145,31 +155,56 @@ def find(here: runtime.Runtime, key: str) -> tuple[str, str]:
     return digest.hex(), key
 
 
-def release(key: str, holder: str) -> bool:
-    """Free the slot of ``key`` that ``holder`` has; False when the holder is another by now.
+def release(key: str, holder: str, *, reason: str = "", actor: str = "") -> bool:
+    """Free what ``holder`` has of ``key``; False when it has nothing of it by now.
 
-    The holder is what :func:`explain` shows: the task that has it goes on running, but frees nothing of its
-    successor's.  In the correctness tier its fence is raised too, so that it can commit nothing more.
+    ``holder`` is what :func:`explain` shows.  Its task goes on running but frees nothing of its successor's; in the
+    correctness tier its fence is raised as well, so that it can commit nothing more, and ``reason`` and ``actor`` are
+    kept with the event.
     """
     here = runtime.current()
-    digest, _ = find(here, key)
-    freed = any(here.leases.release(digest, slot, holder) for slot in ("q", "r"))
-    emit("lease.released_by_hand", key=digest, holder=holder, freed=freed)
-    return freed
+    digest, text = find(here, key)
+    freed = [here.leases.release(digest, slot, holder) for slot in SLOTS]
+    if here.ledger is not None:
+        freed += _release_fences(here.ledger, digest, text, holder, reason, actor)
+    emit("lease.released_by_hand", key=digest, holder=holder, freed=any(freed), actor=actor, why=reason)
+    return any(freed)
+
+
+def _release_fences(
+    ledger: LedgerStore, digest: str, text: str, holder: str, reason: str, actor: str
+) -> list[bool]:
+    held = [fence for fence in ledger.fences() if fence.holder == holder and _is_of(fence, digest, text)]
+    return [ledger.force_release(fence.resource, holder, reason, actor) is not None for fence in held]
+
+
+def _is_of(fence: HeldFence, digest: str, text: str) -> bool:
+    """Under ``replay_for=0`` the ledger's digest is that of one call (L11), so the readable key decides there."""
+    return fence.digest == bytes.fromhex(digest) or fence.key == text
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def _at(since: float) -> str:
+    return datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _hold_sentence(hold: Hold) -> str:
-    since = datetime.fromtimestamp(hold.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     if hold.slot == "q":
-        return (
-            f"queued by task {hold.task_id} since {since}, for another {hold.left:.0f} s unless it runs first"
-        )
+        return f"queued by task {hold.task_id} since {_at(hold.since)}, for {hold.left:.0f} s more unless it runs"
     where = f" on {hold.worker}" if hold.worker else ""
-    return f"running in task {hold.task_id}{where} since {since}, lease left {hold.left:.1f} s"
+    return f"running in task {hold.task_id}{where} since {_at(hold.since)}, lease left {hold.left:.1f} s"
+
+
+def _fence_sentence(fence: HeldFence) -> str:
+    until = (
+        f"for {fence.left:.1f} s more"
+        if fence.left > 0
+        else f"lapsed {-fence.left:.1f} s ago, free to be taken over"
+    )
+    return f"fence {fence.resource} held with token {fence.token} by task {fence.task_id} on {fence.worker}, {until}"
 
 
 def _entry_sentence(entry: Mapping[str, Any]) -> str:
-    return (
-        f"recorded as {entry['state']} by task {entry['task_id']}, attempt {entry['attempt']}, "
-        f"token {entry['token']} of {entry['resource']}"
-    )
+    return f"recorded as {entry['state']} by task {entry['task_id']}, attempt {entry['attempt']}, token {entry['token']}"
