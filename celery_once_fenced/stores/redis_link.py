@@ -153,7 +153,7 @@ class RedisLink:
         now = self._clock()
         try:
             answers = self._exchange(connection, first, now + (deadline - now) / 2)
-            if not any(isinstance(answer, ReadOnlyError) for answer in answers):
+            if not any(_is_from_a_replica(answer) for answer in answers):
                 return answers
         except Interruption:
             if self._clock() >= deadline:
@@ -184,6 +184,13 @@ class RedisLink:
 def _is_exhaustion(error: RedisError) -> bool:
     """All connections are busy: that says something about this process, nothing about the server."""
     return isinstance(error.__context__, Empty)
+
+
+def _is_from_a_replica(answer: object) -> bool:
+    """Redis 6.2 wraps what a command in a script was answered."""
+    return isinstance(answer, ReadOnlyError) or (
+        isinstance(answer, ResponseError) and "-READONLY" in str(answer)
+    )
 
 
 def _options(url: str, timeout: float, connect_timeout: float, size: int) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def test_everything_of_one_key_lapses_and_lies_in_one_hash_slot(
 def test_scripts_run_in_a_cluster(make: Make) -> None:
     with start_redis("--cluster-enabled", "yes") as server:
         with redis.Redis.from_url(server.url) as admin:
-            admin.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            admin.execute_command("CLUSTER ADDSLOTS", *range(16384))
             eventually(lambda: admin.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
         bench = Bench(make(server.url, socket_timeout=20))
         assert bench.enqueue("d1").granted
@@ -372,7 +372,7 @@ def test_full_server_refuses_new_leases_and_renews_old_ones(make: Make) -> None:
         bench.start("d1", "h1")
         with redis.Redis.from_url(server.url) as admin:
             admin.config_set("maxmemory", 1)
-            with pytest.raises(StoreUnavailableError, match="OutOfMemory"):
+            with pytest.raises(StoreUnavailableError, match="maxmemory"):
                 bench.enqueue("d2", mode="successor", task_id="t2")
             assert bench.renew("h1", lease=600)
             assert bench.store.look(bench.key.digest)[0].left > 590
@@ -385,7 +385,7 @@ def test_refused_write_changes_nothing(make: Make) -> None:
         bench = Bench(make(server.url, socket_timeout=20))
         bench.enqueue("d1")
         admin.config_set("maxmemory", 1)
-        with pytest.raises(StoreUnavailableError, match="OutOfMemory"):
+        with pytest.raises(StoreUnavailableError, match="maxmemory"):
             bench.start("d1", "h1")
         admin.config_set("maxmemory", 0)
         assert (bench.holder("q"), bench.holder("r")) == ("d1", None)
@@ -398,7 +398,7 @@ def test_demoted_server_is_left(own_server: RedisServer, make: Make) -> None:
         bench.enqueue("d1")
         admin.replicaof("127.0.0.1", other.port)
         before = admin.info("stats")["total_connections_received"]
-        with pytest.raises(StoreUnavailableError, match="ReadOnly"):
+        with pytest.raises(StoreUnavailableError, match="read only replica"):
             bench.enqueue("d1")
         assert admin.info("stats")["total_connections_received"] == before + 1
         admin.replicaof("NO", "ONE")
