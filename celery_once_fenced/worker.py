@@ -276,9 +276,7 @@ _ASIDES: Mapping[type[Aside], Any] = {
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-def _on_postrun(
-    sender: Any = None, task: Any = None, state: Any = None, retval: Any = None, **_: Any
-) -> None:
+def _on_postrun(task: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
     """The result is out and the callbacks are published: settle (E8), or free what never reached the gate (E8c)."""
     request = task.request_stack.top if _is_guarded(task) else None
     if request is None or request.called_directly or request.is_eager:
