@@ -69,7 +69,7 @@ def check_celery(**_kwargs: Any) -> list[CheckMessage]:
     """E006: a Celery app never reads the dict.  W002: there is no Celery app to read it (W4)."""
     if not conf.mapping():
         return []
-    apps_of_project = _celery_apps()
+    apps_of_project = conf.celery_apps()
     if not apps_of_project:
         return [
             checks.Warning(
@@ -138,12 +138,3 @@ def _resembles(name: str) -> bool:
     """Whether somebody who wrote ``name`` meant our setting.  ``CELERY_ONCE`` is celery-once's own."""
     bare = name.removeprefix("CELERY").replace("_", "")
     return difflib.SequenceMatcher(a=bare, b="ONCEFENCED").ratio() > 0.8
-
-
-def _celery_apps() -> list[Any]:
-    from celery import _state
-
-    # "default" is what Celery makes up where no app was created.
-    return sorted(
-        (app for app in _state._get_active_apps() if app.main != "default"), key=lambda app: str(app.main)
-    )

@@ -26,3 +26,12 @@ def has_fences() -> bool:
     """Whether the correctness tier has a database: one is named, or the default one will do."""
     named = mapping().get("database") or mapping().get("postgres_url")
     return bool(named) or connections[DEFAULT_DB_ALIAS].vendor == "postgresql"
+
+
+def celery_apps() -> list[Any]:
+    """The project's Celery apps.  Not the current app, which is another one in every thread (W4)."""
+    from celery import _state
+
+    # "default" is what Celery makes up where no app was created.
+    found = [app for app in tuple(_state._get_active_apps()) if app.main != "default"]
+    return sorted(found, key=lambda app: str(app.main))

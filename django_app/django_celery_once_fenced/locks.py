@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy
 
 from celery_once_fenced import runtime
 from celery_once_fenced.errors import OnceError
+from celery_once_fenced.tasks import SingletonTask
 from django_celery_once_fenced import conf
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ __all__ = ["LIMIT", "Lock", "held_locks"]
 LIMIT = 2000
 """Rows read from each store; a page that needs more is better searched on the command line."""
 
-EFFICIENCY = gettext_lazy("efficiency")
-CORRECTNESS = gettext_lazy("correctness")
+_TIERS = {"efficiency": gettext_lazy("efficiency"), "correctness": gettext_lazy("correctness")}
 
 _UNITS = ((3600, gettext_lazy("%.1f h")), (60, gettext_lazy("%.1f min")), (1, gettext_lazy("%.1f s")))
 _SLOTS = {
@@ -57,7 +57,7 @@ class Lock:
     task_id: str
     worker: str
     token: int | None
-    since: datetime
+    since: datetime | None
     left: float
     """Seconds until it lapses by itself; negative where it lapsed and nobody has taken over yet."""
 
@@ -114,12 +114,12 @@ def _of_hold(hold: Hold) -> Lock:
     return Lock(
         key=hold.text or hold.digest,
         task=hold.task,
-        tier=EFFICIENCY,
+        tier=_tier(hold.task),
         slot="queued" if hold.slot == "q" else "running",
         task_id=hold.task_id,
         worker=hold.worker,
         token=None,
-        since=datetime.fromtimestamp(hold.since, UTC),
+        since=_moment(hold.since),
         left=hold.left,
     )
 
@@ -133,11 +133,27 @@ def _of_fence(fence: HeldFence) -> Lock:
     return Lock(
         key=fence.key or fence.resource,
         task=fence.task or "",
-        tier=CORRECTNESS,
+        tier=_TIERS["correctness"],
         slot="fence",
         task_id=fence.task_id or "",
         worker=fence.worker or "",
         token=fence.token,
-        since=datetime.fromtimestamp(fence.since, UTC),
+        since=_moment(fence.since),
         left=fence.left,
     )
+
+
+def _tier(name: str) -> Any:
+    """The tier of a task that this process knows; a web server may not have imported it."""
+    for app in conf.celery_apps():
+        task = app.tasks.get(name)
+        if isinstance(task, SingletonTask):
+            return _TIERS[task.blueprint.policy.tier]
+    return None
+
+
+def _moment(seconds: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):  # What stands in Redis may be anybody's.
+        return None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from django.conf import settings
 from django.contrib.auth.models import Permission, User
 from django.db import connections
 from django.test import Client
@@ -20,9 +21,9 @@ from django.utils.html import escape
 from celery_once_fenced import runtime
 from celery_once_fenced.keys import Key
 from celery_once_fenced.policy import SPANS
-from celery_once_fenced.stores import Enqueue, Start
+from celery_once_fenced.stores import Enqueue, Hold, Start
 from django_celery_once_fenced.models import Effect, Event, Fence, LedgerEntry
-from tests.fixtures.django_project import shop  # noqa: F401  (a fixture)
+from example_project.shop.tasks import rebuild_catalogue, refresh_feed
 
 PAGES = {page: f"/admin/once_fenced/{page}/" for page in ("heldlock", "ledgerentry", "event")}
 HOSTILE = "<script>alert(1)</script>\"'&amp; \u202eevil\u202c العربية 🔒 </td></table>"
@@ -88,6 +89,22 @@ def test_held_locks_come_from_both_stores_with_an_explanation(admin: Client, lea
         "3 held locks",
     ):
         assert expected in text
+
+
+def test_the_tier_of_a_lease_is_that_of_its_task_by_the_settings(admin: Client, leases: Any) -> None:
+    queue(leases, "catalogue", "task-1", task=rebuild_catalogue.name)
+    assert "<td>correctness</td>" in shown(admin, "heldlock")
+    queue(leases, "feed:1", "task-2", task=refresh_feed.name)
+    assert "<td>efficiency</td>" in shown(admin, "heldlock")
+
+
+@pytest.mark.parametrize("since", [1e300, -1e300, float("nan")])
+def test_what_is_not_a_time_is_not_shown_as_one(
+    admin: Client, leases: Any, monkeypatch: pytest.MonkeyPatch, since: float
+) -> None:
+    hold = Hold("q", "0" * 64, "?", "", "", since, 60.0, text="feed:9")
+    monkeypatch.setattr(leases, "holds", lambda: iter([hold]))
+    assert "feed:9" in shown(admin, "heldlock")
 
 
 def test_a_lapsed_fence_says_that_it_may_be_taken_over(admin: Client) -> None:
@@ -301,8 +318,8 @@ def key_of(text: str) -> Key:
     return Key(secrets.token_hex(32), text)
 
 
-def queue(leases: Any, text: str, task_id: str) -> None:
-    ask = Enqueue(key_of(text), "shop.feed", SPANS["until_executed"], secrets.token_hex(16), task_id, 3600)
+def queue(leases: Any, text: str, task_id: str, task: str = "shop.feed") -> None:
+    ask = Enqueue(key_of(text), task, SPANS["until_executed"], secrets.token_hex(16), task_id, 3600)
     assert leases.enqueue(ask).granted
 
 
@@ -331,7 +348,7 @@ def use_redis(namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
     def use(url: str) -> Any:
         app = Celery("admin", set_as_current=False)
-        app.conf.once_fenced = {"redis_url": url, "namespace": namespace, "database": "default"}
+        app.conf.once_fenced = settings.CELERY_ONCE_FENCED | {"redis_url": url, "namespace": namespace}
         made.append((app, runtime.runtime_of(app)))
         monkeypatch.setattr(runtime, "current", lambda: made[-1][1])
         return made[-1][1].leases
@@ -348,7 +365,7 @@ def leases(use_redis: Callable[[str], Any], redis_url: str) -> Any:
 
 
 @pytest.fixture
-def empty(shop: str, leases: Any) -> Iterator[None]:  # noqa: F811
+def empty(shop: str, leases: Any) -> Iterator[None]:
     yield
     with connections["default"].cursor() as cursor:
         cursor.execute(

@@ -27,7 +27,7 @@ from django_celery_once_fenced.models import Effect, Epoch, Event, Fence, Ledger
 from django_celery_once_fenced.store import DjangoDatabase, conninfo
 from example_project.servers import Servers
 from example_project.shop.models import Account
-from tests.fixtures.django_project import database_at, shop  # noqa: F401  (a fixture)
+from tests.fixtures.django_project import database_at
 from tests.fixtures.servers import fresh_database
 
 MODELS = (Effect, Epoch, Event, Fence, LedgerEntry, Outbox)
@@ -133,7 +133,7 @@ def found_by_database_checks() -> list[checks.CheckMessage]:
     return [message for message in found if str(message.id).startswith("once_fenced")]
 
 
-def test_the_settings_load_without_a_warning(shop: str) -> None:  # noqa: F811
+def test_the_settings_load_without_a_warning(shop: str) -> None:
     environment = os.environ | {"ONCE_FENCED_POSTGRES_URL": shop}
     command = [sys.executable, "-W", "error", "example_project/manage.py", "check", "--database", "default"]
     assert (
@@ -308,12 +308,12 @@ def test_isolation_that_cannot_be_fenced_is_refused(database: DjangoDatabase, he
 # --- connections of the plugin's own ---------------------------------------------------------------------------------
 
 
-def test_conninfo_leads_to_the_same_database(shop: str) -> None:  # noqa: F811
+def test_conninfo_leads_to_the_same_database(shop: str) -> None:
     with psycopg.connect(**conninfo("default")) as connection:
         assert connection.info.dbname in shop
 
 
-def test_conninfo_follows_the_name_that_a_test_runner_gives(shop: str, postgres_url: str) -> None:  # noqa: F811
+def test_conninfo_follows_the_name_that_a_test_runner_gives(shop: str, postgres_url: str) -> None:
     source = DjangoDatabase("default").conninfo
     with database_at(postgres_url):
         assert source()["dbname"] in postgres_url
@@ -339,7 +339,7 @@ def test_conninfo_keeps_what_libpq_needs_and_drops_what_is_djangos(monkeypatch: 
 
 
 def test_an_assumed_role_is_the_role_of_the_plugins_connections_too(
-    shop: str,  # noqa: F811
+    shop: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with connections["default"].cursor() as cursor:
@@ -386,12 +386,12 @@ def take_over(held: Held) -> None:
 
 
 @pytest.fixture
-def database(shop: str) -> DjangoDatabase:  # noqa: F811
+def database(shop: str) -> DjangoDatabase:
     return DjangoDatabase("default")
 
 
 @pytest.fixture
-def account(shop: str) -> Account:  # noqa: F811
+def account(shop: str) -> Account:
     return Account.objects.create(name="Ada", balance=100)
 
 

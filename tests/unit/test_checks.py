@@ -10,8 +10,6 @@ from celery import Celery
 from django.core import checks
 from django.test import override_settings
 
-from tests.fixtures import django_project  # noqa: F401  (sets Django up)
-
 GOOD: dict[str, Any] = {"redis_url": "redis://nowhere.invalid", "database": "default", "namespace": "shop"}
 
 
