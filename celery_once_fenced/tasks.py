@@ -51,7 +51,7 @@ class Blueprint:
     runtime: Runtime
 
 
-class SingletonTask(Task):  # type: ignore[misc]
+class SingletonTask(Task):
     """A task that runs once per key at a time, in the efficiency tier unless the settings say otherwise.
 
     Declare options with ``once=Once(...)``; without, the key is the task and all its arguments.  Declaring it raises

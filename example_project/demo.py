@@ -68,7 +68,7 @@ def worker(name: str, *, pause: str = "", seconds: float = 0.5) -> CeleryWorker:
 
 def until_paused(paused: CeleryWorker) -> None:
     _until(
-        lambda: "demo: paused" in paused.log(), 30, f"worker {paused.name} did not reach the place to stop at"
+        lambda: "demo: paused" in paused.log(), 30, f"worker {paused.node} did not reach the place to stop at"
     )
 
 
@@ -116,15 +116,15 @@ def the_freeze(story: Story) -> None:
         result = post_entry.delay(70, ACCOUNT, 10)
         until_paused(a)
         a.pause()
-        first = _fence()
+        first = _token()
         story.tell(
-            f"worker A holds account:{ACCOUNT} with token {first['token']}, has written, and is frozen (SIGSTOP)"
+            f"worker A holds account:{ACCOUNT} with token {first}, has written, and is frozen (SIGSTOP)"
         )
         story.tell(
             f"its lease is {LEASE} s; the broker delivers the message again after {VISIBILITY_TIMEOUT} s"
         )
         with worker("B"):
-            _until(lambda: _fence()["token"] > first["token"], 40, "worker B did not take over")
+            _until(lambda: _token() > first, 40, "worker B did not take over")
             value = result.get(timeout=30)
             event = _takeover()
             story.tell(
@@ -148,9 +148,7 @@ def _open_account(story: Story, post_entry: Any) -> None:
     with worker("clerk"):
         for number in range(1, 7):
             post_entry.delay(number, ACCOUNT, 10).get(timeout=30)
-    story.tell(
-        f"six entries of 10 posted; balance {_balance()}; account:{ACCOUNT} has seen token {_fence()['token']}"
-    )
+    story.tell(f"six entries of 10 posted; balance {_balance()}; account:{ACCOUNT} has seen token {_token()}")
 
 
 def the_plain_lock(story: Story) -> None:
@@ -185,10 +183,10 @@ def _balance() -> int:
     return Account.objects.get(pk=ACCOUNT).balance
 
 
-def _fence() -> dict[str, Any]:
+def _token() -> int:
     from django_celery_once_fenced.models import Fence
 
-    return Fence.objects.values("token", "holder", "worker").get(resource=f"account:{ACCOUNT}")
+    return Fence.objects.get(resource=f"account:{ACCOUNT}").token
 
 
 def _takeover() -> Any:

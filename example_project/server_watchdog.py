@@ -91,9 +91,7 @@ class Watchdog:
         remove_shared_memory(self.directory / "data" / "postmaster.pid")
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _popen(
-        self, argv: list[str], log: str, env: dict[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
+    def _popen(self, argv: list[str], log: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         with Path(log).open("ab") as output:
             return subprocess.Popen(
                 argv,

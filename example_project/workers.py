@@ -15,18 +15,20 @@ __all__ = ["CeleryWorker"]
 class CeleryWorker(Server):
     """``celery -A app worker`` with one child process.  Starts when entered as a context."""
 
+    name = "worker"
     stop_signal = SIGTERM
     quit_signal = SIGQUIT
 
     def __init__(self, name: str, app: str, variables: Mapping[str, str] | None = None) -> None:
-        self.name = name
+        self.node = f"{name}@shop"
         self.app = app
         self.variables = dict(variables or {})
         super().__init__()
 
     @property
     def url(self) -> str:
-        return f"{self.name}@shop"
+        """The worker's node name: where it is reached."""
+        return self.node
 
     def prepare(self) -> None:
         """Nothing: a worker brings what it needs."""
