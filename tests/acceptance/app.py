@@ -193,7 +193,7 @@ def _register(
     given = {"key": "{label}", "lease": LEASE, "queue_hold": QUEUE_HOLD, **once}
     base = base_of(variant)
     guarded = {"once": Once(**given)} if issubclass(base, SingletonTask) else {}
-    app.task(bind=True, base=base, name=f"{variant}.{name}", **guarded, **options)(play)
+    app.task(bind=True, shared=False, base=base, name=f"{variant}.{name}", **guarded, **options)(play)
 
 
 def _register_others(app: Celery) -> None:
@@ -204,11 +204,10 @@ def _register_others(app: Celery) -> None:
             raise RuntimeError("not today")
 
     once = {"once": Once(key="{label}", lease=LEASE)}
-    app.task(bind=True, base=NeverEntered, name="good.never_entered", **once)(play)
-    app.task(base=SingletonTask, name="good.add", once=Once(lease=LEASE))(add)
-    app.task(base=SingletonTask, name="good.typed", once=Once(lease=LEASE))(typed)
-    app.task(name="unguarded.collect")(collect)
-    app.task(bind=True, name="unguarded.play")(play)
+    app.task(bind=True, shared=False, base=NeverEntered, name="good.never_entered", **once)(play)
+    app.task(shared=False, base=SingletonTask, name="good.add", once=Once(lease=LEASE))(add)
+    app.task(shared=False, base=SingletonTask, name="good.typed", once=Once(lease=LEASE))(typed)
+    app.task(shared=False, name="unguarded.collect")(collect)
 
 
 def add(a: int, b: int = 2) -> int:

@@ -28,6 +28,7 @@ from typing import Any, Self
 
 import psutil
 import redis
+from celery import Celery
 
 from celery_once_fenced.runtime import Runtime, runtime_of
 from celery_once_fenced.stores import Hold
@@ -93,8 +94,15 @@ class Site:
         return Site({**self.settings, **changes, "once_fenced": once_fenced})
 
     @cached_property
-    def app(self) -> Any:
+    def app(self) -> Celery:
         return build(self.settings)
+
+    @cached_property
+    def stranger(self) -> Celery:
+        """An app on the same broker that knows none of the tasks."""
+        app = Celery("stranger", set_as_current=False)
+        app.conf.update({name: self.settings[name] for name in self.settings if name != "once_fenced"})
+        return app
 
     @cached_property
     def stage(self) -> Stage:
@@ -202,14 +210,20 @@ class Site:
         """Delete all keys of this place and close what the test process has open in it."""
         for key in self.redis.scan_iter(match=f"*{self.name}*", count=1000):
             self.redis.delete(key)
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Close what the test process has open."""
         if "app" in self.__dict__:
             for task in self.app.tasks.values():
                 if getattr(task, "_blueprint", None) is not None:
                     task.blueprint.runtime.close()
+        for name in self.__dict__.keys() & {"app", "stranger"}:
             # A result that is collected later would unsubscribe, perhaps from a server that has gone.
-            self.app.backend.result_consumer.stop()
-            self.app.backend.result_consumer._pubsub = None
-            self.app.close()
+            consumer = self.__dict__[name].backend.result_consumer
+            consumer.stop()
+            consumer._pubsub = None
+            self.__dict__[name].close()
         self._leases.close()
         self.redis.close()
         self.stage.close()
