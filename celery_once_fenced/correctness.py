@@ -202,9 +202,16 @@ class Correctness:
             task_id=ex.task_id,
             resource=held.operation.resource,
             token=held.token,
-            why=type(error).__name__,
+            why=_cause(error),
             then=action.name.lower(),
         )
+
+
+def _cause(error: BaseException) -> str:
+    """The class of what an error came from, e.g. the driver's behind Django's: no message, which may hold values."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return type(error).__name__
 
 
 class _Outcome:
