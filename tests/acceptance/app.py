@@ -18,6 +18,7 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject
 
 from celery_once_fenced import Once, SingletonTask, current_grant
+from tests.acceptance.negative import VARIANTS
 from tests.acceptance.stage import Stage
 
 SETTINGS = "ONCE_FENCED_ACCEPTANCE"
@@ -163,37 +164,23 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 """Options of ``Once`` and of the task, by name."""
 
 
-def base_of(variant: str) -> type[Any]:
-    """The base class of a variant."""
-    from tests.acceptance import negative
-
-    return {"good": SingletonTask, **negative.BASES}[variant]
-
-
-def variants() -> Sequence[str]:
-    from tests.acceptance import negative
-
-    return ["good", *negative.BASES]
-
-
 def build(settings: Mapping[str, Any]) -> Celery:
     """The app with these Celery settings."""
     app = Celery("acceptance", set_as_current=False)
     app.conf.update(settings)
-    for variant in variants():
-        for name, (once, options) in OPTIONS.items():
-            _register(app, variant, name, once, options)
+    for variant, (base, names) in {"good": (SingletonTask, OPTIONS), **VARIANTS}.items():
+        for name in names:
+            _register(app, f"{variant}.{name}", base, *OPTIONS[name])
     _register_others(app)
     return app
 
 
 def _register(
-    app: Celery, variant: str, name: str, once: Mapping[str, Any], options: Mapping[str, Any]
+    app: Celery, name: str, base: type[Any], once: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
     given = {"key": "{label}", "lease": LEASE, "queue_hold": QUEUE_HOLD, **once}
-    base = base_of(variant)
     guarded = {"once": Once(**given)} if issubclass(base, SingletonTask) else {}
-    app.task(bind=True, shared=False, base=base, name=f"{variant}.{name}", **guarded, **options)(play)
+    app.task(bind=True, shared=False, base=base, name=name, **guarded, **options)(play)
 
 
 def _register_others(app: Celery) -> None:

@@ -7,7 +7,7 @@ checks; what is not said here is the real thing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -237,19 +237,20 @@ class StartedBeforeTheGate(Broken):
         cls.track_started = cls._track_started
 
 
-BASES: dict[str, type[Task]] = {
-    "unguarded": Task,
-    "plain_delete": PlainDelete,
-    "releases_what_it_never_had": ReleasesWhatItNeverHad,
-    "keeps_hold_of_failed_publish": KeepsHoldOfFailedPublish,
-    "ends_in_postrun": EndsInPostrun,
-    "task_id_is_identity": TaskIdIsIdentity,
-    "drops_twins": DropsTwins,
-    "settles_in_end": SettlesInEnd,
-    "settles_without_state": SettlesWithoutState,
-    "retry_is_a_call": RetryIsACall,
-    "hold_ignores_delay": HoldIgnoresDelay,
-    "drops_awaited": DropsAwaited,
-    "locks_only_the_call": LocksOnlyTheCall,
-    "started_before_the_gate": StartedBeforeTheGate,
+VARIANTS: Mapping[str, tuple[type[Task], Sequence[str]]] = {
+    "unguarded": (Task, ["late"]),
+    "plain_delete": (PlainDelete, ["unrenewed", "late"]),
+    "releases_what_it_never_had": (ReleasesWhatItNeverHad, ["early"]),
+    "keeps_hold_of_failed_publish": (KeepsHoldOfFailedPublish, ["early"]),
+    "ends_in_postrun": (EndsInPostrun, ["all_arguments"]),
+    "task_id_is_identity": (TaskIdIsIdentity, ["late", "autoretry_late"]),
+    "drops_twins": (DropsTwins, ["late"]),
+    "settles_in_end": (SettlesInEnd, ["late"]),
+    "settles_without_state": (SettlesWithoutState, ["late"]),
+    "retry_is_a_call": (RetryIsACall, ["early"]),
+    "hold_ignores_delay": (HoldIgnoresDelay, ["early"]),
+    "drops_awaited": (DropsAwaited, ["early"]),
+    "locks_only_the_call": (LocksOnlyTheCall, ["serial"]),
+    "started_before_the_gate": (StartedBeforeTheGate, ["tracked"]),
 }
+"""The broken bases, and the tasks (names of ``app.OPTIONS``) that are declared with each."""

@@ -1,0 +1,251 @@
+"""Broken variants of the correctness tier, each with one mistake that looks right: the checks must catch them all.
+
+As in ``negative``, a variant is a task base with the mistake in it, and what is not said here is the real thing.
+Broken variants of the SQL itself are in ``tests/integration/test_fence_controls``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import psycopg
+from celery import Celery, Task
+from celery_once import QueueOnce
+from kombu.utils import json
+
+from celery_once_fenced import FencedTask
+from celery_once_fenced.correctness import Correctness
+from celery_once_fenced.runtime import Runtime
+from celery_once_fenced.stores.postgres import BEGIN_SQL, COMPLETE_SQL, begin_params, complete_params
+
+SUCCEED = "update once_fenced_ledger set state = 'succeeded', result = %s where key_digest = %s"
+
+
+class BrokenRuntime(Runtime):
+    """Another use case or body transaction than the real one."""
+
+    def __init__(self, app: Any, base: type[Broken]) -> None:
+        super().__init__(app)
+        self._base = base
+
+    def _correctness(self) -> Correctness:
+        assert self.ledger is not None
+        return self._base.correctness(
+            self.ledger, self._base.database(self.database), (json.dumps, json.loads)
+        )
+
+
+class _Database:
+    """The real one; a variant replaces what it gets wrong."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+
+    def transaction(self, held: Any) -> Any:
+        return self.real.transaction(held)
+
+    def connection_lost(self, error: BaseException) -> bool:
+        return bool(self.real.connection_lost(error))
+
+
+class Broken(FencedTask):
+    """Base of the broken bases."""
+
+    abstract = True
+    correctness: ClassVar[type[Correctness]] = Correctness
+    database: ClassVar[type[_Database]] = _Database
+
+    @classmethod
+    def _guard(cls, app: Any, refused: Any) -> None:
+        super()._guard(app, refused)
+        assert cls._blueprint is not None
+        cls._blueprint = replace(cls._blueprint, runtime=BrokenRuntime(app, cls))
+
+
+# --- where the check and the record are -------------------------------------------------------------------------------
+
+
+class _Transaction:
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+
+class _MarksUnchecked(_Transaction):
+    def complete(self, held: Any, completion: Any) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(SUCCEED, (completion.result, held.operation.digest))
+
+
+class _ChecksBefore(_Database):
+    @contextmanager
+    def transaction(self, held: Any) -> Iterator[Any]:
+        from django.db import connection, transaction
+
+        with self.real.transaction(held):
+            """The check, in a transaction of its own."""
+        with transaction.atomic(durable=True):
+            yield _MarksUnchecked(connection)
+
+
+class ChecksBefore(Broken):
+    """Look whether the token is still the highest, then begin to write."""
+
+    abstract = True
+    database = _ChecksBefore
+
+
+class _RecordsElsewhere(_Transaction):
+    def complete(self, held: Any, completion: Any) -> None:
+        """In order, but on a connection of its own: the outcome is durable before the writes are."""
+        params = self.connection.get_connection_params()
+        own = {name: params[name] for name in ("host", "port", "user", "dbname") if name in params}
+        with psycopg.connect(**own) as connection:
+            connection.execute(BEGIN_SQL, begin_params(held))
+            connection.execute(COMPLETE_SQL, complete_params(held, completion))
+
+
+class _RecordsBefore(_Database):
+    @contextmanager
+    def transaction(self, held: Any) -> Iterator[Any]:
+        from django.db import connection, transaction
+
+        with transaction.atomic(durable=True):
+            yield _RecordsElsewhere(connection)
+
+
+class RecordsBefore(Broken):
+    """The ledger says succeeded before the body's transaction has committed."""
+
+    abstract = True
+    database = _RecordsBefore
+
+
+class _RecordsAfter(_Database):
+    @contextmanager
+    def transaction(self, held: Any) -> Iterator[Any]:
+        from django.db import connection
+
+        yield _RecordsElsewhere(connection)  # every write of the body has committed by itself
+
+
+class RecordsAfter(Broken):
+    """The ledger says succeeded after the body's writes have committed."""
+
+    abstract = True
+    database = _RecordsAfter
+
+
+class _CastsToJsonb(_Database):
+    @contextmanager
+    def transaction(self, held: Any) -> Iterator[Any]:
+        with self.real.transaction(held) as opened:
+            yield _KeepsJsonb(opened)
+
+
+class _KeepsJsonb:
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.connection = real.connection
+
+    def complete(self, held: Any, completion: Any) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute("select %s::jsonb", (completion.result,))
+        self.real.complete(held, completion)
+
+
+class KeepsJsonb(Broken):
+    """Results are kept as jsonb, which refuses some inside the commit."""
+
+    abstract = True
+    database = _CastsToJsonb
+
+
+# --- what is made of errors and answers -------------------------------------------------------------------------------
+
+
+class _TrustsTheError(Correctness):
+    def _after(self, ex: Any, held: Any, error: BaseException, outcome: Any) -> Any:
+        self._ledger.abandon(_abandonment(ex, held, error))
+        raise error
+
+
+def _abandonment(ex: Any, held: Any, error: BaseException) -> Any:
+    from celery_once_fenced.correctness import _abandonment
+
+    return _abandonment(ex, held, error, lost=False)
+
+
+class TrustsTheError(Broken):
+    """An exception out of the body's transaction is a failure, whatever the ledger says."""
+
+    abstract = True
+    correctness = _TrustsTheError
+
+
+class _FailsWithoutPostgres(Correctness):
+    def _ask_later(self, ex: Any, error: Any) -> Any:
+        raise error
+
+
+class FailsWithoutPostgres(Broken):
+    """Postgres is away: the task has failed."""
+
+    abstract = True
+    correctness = _FailsWithoutPostgres
+
+
+class _ReplaysTruth(Correctness):
+    def _answered(self, ex: Any, claimed: Any) -> Any:
+        answer = super()._answered(ex, claimed)
+        return replace(answer, value=getattr(answer, "value", None) or None)
+
+
+class ReplaysTruth(Broken):
+    """``if entry.result: return entry.result``"""
+
+    abstract = True
+    correctness = _ReplaysTruth
+
+
+class _WaitsForTheLease(Correctness):
+    def _answered(self, ex: Any, claimed: Any) -> Any:
+        return super()._answered(ex, replace(claimed, same_key=True))
+
+
+class WaitsForTheLease(Broken):
+    """Whoever is in the way has it for a lease."""
+
+    abstract = True
+    correctness = _WaitsForTheLease
+
+
+BASES: dict[str, type[Broken]] = {
+    "checks_before": ChecksBefore,
+    "records_before": RecordsBefore,
+    "records_after": RecordsAfter,
+    "keeps_jsonb": KeepsJsonb,
+    "trusts_the_error": TrustsTheError,
+    "fails_without_postgres": FailsWithoutPostgres,
+    "replays_truth": ReplaysTruth,
+    "waits_for_the_lease": WaitsForTheLease,
+}
+
+
+# --- without a fence --------------------------------------------------------------------------------------------------
+
+
+def register_unfenced(app: Celery) -> None:
+    """The same body under a plain Redis lock, and under nothing."""
+    from tests.acceptance.shop_app import post, post_in_atomic
+
+    durable = {"acks_late": True, "reject_on_worker_lost": True}
+    lock = {"keys": ["label"], "graceful": True, "timeout": 2}
+    app.conf.ONCE = {
+        "backend": "celery_once.backends.Redis",
+        "settings": {"url": app.conf.once_fenced["redis_url"], "default_timeout": 2},
+    }
+    app.task(bind=True, base=QueueOnce, name="plain_lock.post", once=lock, **durable)(post_in_atomic)
+    app.task(bind=True, base=Task, name="unguarded.post", **durable)(post)

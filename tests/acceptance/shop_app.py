@@ -1,0 +1,324 @@
+"""The app of the correctness tier's acceptance tests: postings in the example shop, and places to stop at.
+
+A worker is started with ``-A tests.acceptance.shop_app`` and finds its settings in the environment; a test builds the
+same app for itself with :func:`build`.  As in ``app``, each task is registered once as it should be (``good.post``) and
+once for every broken variant of ``correctness_negative``.
+
+A run can be made to stop (``freeze``, ``die``, ``hold``) where the test says so: *granted* is after the claim, before
+the body's transaction; *begun* in it, before its first write; *written* after it; *completed* between complete and
+COMMIT.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import redis
+from celery import Celery, signals
+
+from celery_once_fenced import FencedTask, Once, current_grant
+from celery_once_fenced.events import Event, subscribe
+from example_project.servers import POSTGRES_VARIABLE, REDIS_VARIABLE
+from tests.acceptance.app import SETTINGS
+from tests.acceptance.stage import SETTING, Stage
+
+POSTGRES = "acceptance_postgres"
+"""Setting: address of the database, for Django and the plugin."""
+LEASE = 1.5
+"""Seconds: long enough for a busy machine to renew it twice, short enough to wait for."""
+AMOUNT = 10
+EVENT_POINTS = {"fence.acquired": "granted", "ledger.completed": "completed"}
+
+
+class Declined(Exception):
+    """An error that ends a key."""
+
+
+# --- places to stop at ------------------------------------------------------------------------------------------------
+
+
+class Orders:
+    """What a test wants of runs that have not begun: one Redis key for each name and place."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self._redis = redis.Redis.from_url(url, decode_responses=True)
+        self._prefix = prefix
+
+    @classmethod
+    def of(cls, app: Any) -> Orders:
+        """The orders of an app, one for each process."""
+        made = app.__dict__.setdefault("_acceptance_orders", {})
+        if os.getpid() not in made:
+            made[os.getpid()] = cls(**app.conf[SETTING])
+        orders: Orders = made[os.getpid()]
+        return orders
+
+    def give(self, name: str, point: str, action: str) -> None:
+        """The next run of ``name`` (a label, or a digest) that comes to ``point`` does ``action`` there."""
+        self._redis.set(f"{self._prefix}order:{name}:{point}", action)
+
+    def carry_out(self, name: str, point: str) -> None:
+        action = self._redis.getdel(f"{self._prefix}order:{name}:{point}")
+        if action is not None:
+            self._redis.set(f"{self._prefix}stopped:{name}", os.getpid())
+            _ACTIONS[str(action)](self, name)
+
+    def stopped(self, name: str) -> int:
+        """Process id of the run that came to its point; 0 while there is none."""
+        return int(self._redis.get(f"{self._prefix}stopped:{name}") or 0)
+
+    def release(self, name: str) -> None:
+        self._redis.set(f"{self._prefix}go:{name}", 1)
+
+    def wait(self, name: str) -> None:
+        deadline = time.monotonic() + 30
+        while not self._redis.exists(f"{self._prefix}go:{name}") and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def note(self, event: Event) -> None:
+        said = {**event.fields, "event": event.name, "pid": os.getpid(), "at": time.monotonic()}
+        self._redis.rpush(f"{self._prefix}events:{event.fields['key']}", json.dumps(said, default=str))
+
+    def events(self, digest: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._redis.lrange(f"{self._prefix}events:{digest}", 0, -1)]
+
+    def close(self) -> None:
+        self._redis.close()
+
+
+_ACTIONS: Mapping[str, Callable[[Orders, str], None]] = {
+    "freeze": lambda orders, name: os.kill(os.getpid(), signal.SIGSTOP),
+    "die": lambda orders, name: os.kill(os.getpid(), signal.SIGKILL),
+    "hold": Orders.wait,
+}
+
+
+def watch(app: Celery) -> None:
+    """In a worker: keep a journal of the plugin's events and of deliveries, and stop where a test wants it."""
+
+    @subscribe
+    def _on_event(event: Event) -> None:
+        if "key" in event.fields:
+            orders = Orders.of(app)
+            orders.note(event)
+            if event.name in EVENT_POINTS:
+                orders.carry_out(str(event.fields["key"]), EVENT_POINTS[event.name])
+
+    @signals.task_prerun.connect(weak=False)
+    def _on_delivery(task: Any = None, args: Any = (), **_: Any) -> None:
+        Stage.of(app).note(str(args[0]) if args else "", "delivered", task.request)
+
+    @signals.task_postrun.connect(weak=False)
+    def _on_end(task: Any = None, args: Any = (), state: Any = None, **_: Any) -> None:
+        Stage.of(app).note(str(args[0]) if args else "", f"ended {state}", task.request)
+
+
+# --- the body ---------------------------------------------------------------------------------------------------------
+
+
+def post(self: Any, label: str, account: int, *acts: str) -> Any:
+    """Run number n of a label plays act n, the last one again and again; without acts it makes the posting."""
+    stage = Stage.of(self.app)
+    number = stage.enter(label, self.request)
+    value: Any = None
+    for verb in (acts[min(number, len(acts)) - 1] if acts else "post").split(","):
+        name, _, argument = verb.strip().partition(" ")
+        value = VERBS[name](self, label, account, argument) or value
+    return value
+
+
+def post_in_atomic(self: Any, label: str, account: int, *acts: str) -> Any:
+    """The same for tasks that no one opens a transaction for."""
+    from django.db import transaction
+
+    with transaction.atomic():
+        value = post(self, label, account, *acts)
+        Orders.of(self.app).carry_out(label, "completed")
+    return value
+
+
+def _post(self: Any, label: str, account: int, _: str) -> int:
+    from example_project.shop.tasks import post_entry
+
+    orders = Orders.of(self.app)
+    orders.carry_out(label, "begun")
+    balance: int = post_entry.run(int(label, 16), account, AMOUNT)
+    orders.carry_out(label, "written")
+    return balance
+
+
+def _overwrite(self: Any, label: str, account: int, _: str) -> int:
+    """Read the balance, think, write it back: the write that only a fence protects."""
+    from example_project.shop.models import Account
+
+    balance = Account.objects.get(pk=account).balance - AMOUNT
+    Orders.of(self.app).carry_out(label, "begun")
+    Account.objects.filter(pk=account).update(balance=balance)
+    return balance
+
+
+def _hold(self: Any, label: str, account: int, name: str) -> None:
+    Stage.of(self.app).wait(label, name)
+
+
+def _sleep(self: Any, label: str, account: int, seconds: str) -> None:
+    time.sleep(float(seconds))
+
+
+def _die(self: Any, label: str, account: int, _: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _fail(self: Any, label: str, account: int, _: str) -> None:
+    raise ValueError(label)
+
+
+def _decline(self: Any, label: str, account: int, _: str) -> None:
+    raise Declined(label)
+
+
+def _retry(self: Any, label: str, account: int, countdown: str) -> None:
+    raise self.retry(countdown=float(countdown or 0), max_retries=5)
+
+
+def _disconnect(self: Any, label: str, account: int, _: str) -> None:
+    """An administrator ends this body's session, which learns of it at its next statement."""
+    from django.db import connection
+
+    pid = connection.connection.info.backend_pid
+    with psycopg.connect(self.app.conf[POSTGRES], autocommit=True) as other:
+        other.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+    connection.cursor().execute("select 1")
+
+
+def _hook(self: Any, label: str, account: int, _: str) -> None:
+    from django.db import transaction
+
+    def raising() -> None:
+        raise RuntimeError("a hook that fails")
+
+    transaction.on_commit(raising)
+
+
+def _follow(self: Any, label: str, account: int, name: str) -> None:
+    """Call another task when this body commits."""
+    self.app.tasks[f"good.{name}"].delay_on_commit(f"{label[:7]}f", account)
+
+
+def _commit(self: Any, label: str, account: int, _: str) -> None:
+    from django.db import connection
+
+    connection.connection.commit()
+
+
+def _give(self: Any, label: str, account: int, name: str) -> Any:
+    return RESULTS[name]()
+
+
+VERBS: Mapping[str, Callable[[Any, str, int, str], Any]] = {
+    "post": _post,
+    "overwrite": _overwrite,
+    "hold": _hold,
+    "sleep": _sleep,
+    "die": _die,
+    "fail": _fail,
+    "decline": _decline,
+    "retry": _retry,
+    "disconnect": _disconnect,
+    "hook": _hook,
+    "follow": _follow,
+    "commit": _commit,
+}
+
+RESULTS: Mapping[str, Callable[[], Any]] = {
+    "zero": lambda: 0,
+    "text": lambda: "",
+    "list": list,
+    "dict": dict,
+    "false": lambda: False,
+    "none": lambda: None,
+    "nan": lambda: float("nan"),
+    "nul": lambda: "a\0b",
+    "surrogate": lambda: "\ud800",
+    "decimal": lambda: Decimal("1.10"),
+    "large": lambda: "x" * 70_000,
+    "object": lambda: object(),
+}
+"""What a body may return, by name."""
+
+
+def give(self: Any, label: str, account: int, name: str) -> Any:
+    """Make a posting and return a result of a strange kind."""
+    post(self, label, account)
+    return RESULTS[name]()
+
+
+# --- the tasks --------------------------------------------------------------------------------------------------------
+
+BODIES: Mapping[str, Callable[..., Any]] = {"give": give}
+
+OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "post": ({}, {}),
+    "give": ({}, {}),
+    "each": ({"replay_for": 0}, {}),
+    "own": ({"resource": None}, {}),
+    "loose": ({"fingerprint": ()}, {}),
+    "strict": ({"on_duplicate": "raise", "on_conflict": "raise"}, {}),
+    "final": ({"final_errors": (Declined,)}, {}),
+    "thrice": ({"max_attempts": 2}, {}),
+    "autoretry": (
+        {},
+        {"autoretry_for": (ValueError, Exception), "retry_backoff": False, "default_retry_delay": 0},
+    ),
+}
+"""Options of ``Once`` and of the task, by name."""
+
+
+def build(settings: Mapping[str, Any]) -> Celery:
+    """The app with these Celery settings."""
+    from tests.acceptance import correctness_negative as negative
+
+    app = Celery("acceptance", set_as_current=False)
+    app.conf.update(settings)
+    for variant, base in {"good": FencedTask, **negative.BASES}.items():
+        for name, (once, options) in OPTIONS.items():
+            given = Once(**{"key": "{label}", "resource": "account:{account}", "replay_for": "1h", "lease": LEASE, **once})
+            app.task(bind=True, base=base, name=f"{variant}.{name}", once=given, **options)(BODIES.get(name, post))
+    negative.register_unfenced(app)
+    app.task(name="unguarded.collect")(collect)
+    return app
+
+
+def collect(results: Any, label: str) -> Any:
+    """A tail: the body of a chord, or the last step of a chain."""
+    from celery import current_app
+
+    Stage.of(current_app._get_current_object()).enter(label)
+    return results
+
+
+def of_worker() -> Celery:
+    """The app in a worker process, whose Django project is the shop."""
+    import django
+
+    settings = json.loads(os.environ[SETTINGS])
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.acceptance.correctness_settings"
+    os.environ[POSTGRES_VARIABLE], os.environ[REDIS_VARIABLE] = settings[POSTGRES], settings[SETTING]["url"]
+    django.setup()
+    app = build(settings)
+    watch(app)
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":  # what `celery -A` asks for; a test process never does
+        globals()["app"] = app = of_worker()
+        return app
+    raise AttributeError(name)
