@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
 import psutil
-from django.db import close_old_connections
 
-from django_celery_once_fenced.models import Event, Fence, LedgerEntry
+from django_celery_once_fenced.models import Fence, LedgerEntry
 from example_project.shop.models import Account, Entry
 from tests.acceptance.shop_app import AMOUNT, POSTGRES, Orders, build
-from tests.acceptance.workers import Site, Worker, eventually
+from tests.acceptance.workers import QUEUE, Site, Worker, eventually
 
 BALANCE = 100
+APP = "tests.acceptance.shop_app"
 
 
 class ShopSite(Site):
     """A site whose workers post entries in the shop.  The test process reaches the database by itself (``shop``)."""
+
+    @classmethod
+    def on(cls, redis_url: str, postgres_url: str, **options: Any) -> ShopSite:
+        """See ``Site.at``; workers reach PostgreSQL at ``postgres_url``, which may be a proxy's."""
+        return cls(Site.at(redis_url, **{POSTGRES: postgres_url}, **options).settings)
+
+    def through(self, **changes: Any) -> ShopSite:
+        return ShopSite(super().through(**changes).settings)
 
     @cached_property
     def app(self) -> Any:
@@ -31,18 +39,14 @@ class ShopSite(Site):
     def orders(self) -> Orders:
         return Orders.of(self.app)
 
-    def through(self, **changes: Any) -> ShopSite:
-        return ShopSite(super().through(**changes).settings)
-
     def start(self, **options: Any) -> Worker:
-        return super().start(**{"app": "tests.acceptance.shop_app", **options})
+        return super().start(**{"app": APP, **options})
 
     def posting(
         self,
         name: str = "post",
         *acts: str,
         variant: str = "good",
-        label: str | None = None,
         account: int | None = None,
         at: Mapping[str, str] | None = None,
         **options: Any,
@@ -51,14 +55,20 @@ class ShopSite(Site):
 
         ``at``: what its run is to do at which place (see ``shop_app``); only the first one to come there does it.
         """
-        task, label = self.app.tasks[f"{variant}.{name}"], label or uuid.uuid4().hex[:8]
+        label = uuid.uuid4().hex[:8]
         if account is None:
             account = Account.objects.create(name=label, balance=BALANCE).pk
-        posting = Posting(self, task, label, account, acts)
+        posting = Posting(self, self.app.tasks[f"{variant}.{name}"], label, account, acts)
         for point, action in (at or {}).items():
             self.orders.give(posting.named(point), point, action)
         posting.call(**options)
         return posting
+
+    def pending(self, task_id: str) -> int:
+        """How many copies of a message wait in the queue, or are with a worker that has not acknowledged them."""
+        waiting = self.messages(QUEUE)
+        taken = [json.loads(line)[0] for line in self.redis.hvals(f"{self.name}.unacked")]
+        return sum(message["headers"]["id"] == task_id for message in [*waiting, *taken])
 
 
 class Posting:
@@ -70,19 +80,116 @@ class Posting:
         self.label = label
         self.account = account
         self.acts = acts
-        self.result: Any = None
         self.at = 0.0
+        self.result: Any = None
 
     def call(self, **options: Any) -> Any:
         self.at = time.monotonic()
-        self.result = self.task.apply_async((self.label, self.account, *self.acts), **options)
-        return self.result
+        self.result = self.again(**options)
 
     def again(self, **options: Any) -> Any:
         """Another call, the same in all."""
         return self.task.apply_async((self.label, self.account, *self.acts), **options)
 
+    # --- what it left -------------------------------------------------------------------------------------------------
+
+    @property
+    def guarded(self) -> bool:
+        return hasattr(self.task, "blueprint")
+
+    @property
+    def digest(self) -> str:
+        return self.site.digest(self.task, self.label, self.account, *self.acts)
+
+    @property
+    def entries(self) -> int:
+        """How often the posting was made."""
+        return Entry.objects.filter(number=int(self.label, 16)).count()
+
+    @property
+    def balance(self) -> int:
+        return Account.objects.get(pk=self.account).balance
+
+    @property
+    def ledger(self) -> LedgerEntry:
+        return LedgerEntry.objects.get(pk=bytes.fromhex(self.digest))
+
+    @property
+    def fence(self) -> Fence:
+        return Fence.objects.get(pk=f"account:{self.account}")
+
+    @property
+    def runs(self) -> int:
+        return self.site.stage.runs(self.label)
+
+    @property
+    def state(self) -> str:
+        """What the result backend says now."""
+        return str(self.site.app.AsyncResult(self.result.id).state)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The plugin's events of this key with this name, in all processes."""
+        return [event for event in self.site.orders.events(self.digest) if event["event"] == name]
+
+    # --- to wait for --------------------------------------------------------------------------------------------------
+
+    def value(self, within: float = 15.0) -> Any:
+        """The result, ``within`` seconds of the call."""
+        left = max(self.at + within - time.monotonic(), 0.1)
+        eventually(self.result.ready, left, f"a result of {self.task.name}")
+        return self.result.get(timeout=1)
+
+    def has_run(self, times: int, within: float = 15.0) -> Self:
+        eventually(lambda: self.runs >= times, within, f"run {times} of {self.task.name}")
+        return self
+
+    def has_told(self, event: str, within: float = 15.0) -> Self:
+        eventually(lambda: bool(self.events(event)), within, f"{event} of {self.task.name}")
+        return self
+
+    def release(self, name: str = "") -> Self:
+        """Let a body go on that holds."""
+        self.site.stage.release(self.label, name)
+        return self
+
+    # --- places -------------------------------------------------------------------------------------------------------
+
     def named(self, point: str) -> str:
-        """Orders for places in the body are given by label, for those in the plugin by digest."""
-        guarded = hasattr(self.task, "blueprint") and point in ("granted", "completed")
-        return self.digest if guarded else self.label
+        """Orders for places in the body go by label, for those in the plugin by digest."""
+        return self.digest if self.guarded and point in ("granted", "completed") else self.label
+
+    def stopped(self, point: str, within: float = 15.0) -> int:
+        """Wait until a run has come to the place; answers its process id."""
+        eventually(
+            lambda: self.site.orders.stopped(self.named(point)) != 0, within, f"{self.task.name} at {point}"
+        )
+        return self.site.orders.stopped(self.named(point))
+
+    def frozen(self, point: str) -> int:
+        """Wait until a run is frozen at the place; answers its process id."""
+        pid = self.stopped(point)
+        eventually(lambda: is_frozen(pid))
+        return pid
+
+    def go_on(self, point: str) -> None:
+        self.site.orders.release(self.named(point))
+
+
+def is_frozen(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def has_one_effect(posting: Posting) -> None:
+    assert (posting.entries, posting.balance) == (1, BALANCE - AMOUNT)
+
+
+def ends_with_one_effect(posting: Posting, within: float = 15.0) -> None:
+    """It succeeds, was done once, and nothing is pending."""
+    assert posting.value(within) == BALANCE - AMOUNT
+    eventually(lambda: not posting.site.pending(posting.result.id), within, f"the end of {posting.task.name}")
+    has_one_effect(posting)
+    assert posting.state == "SUCCESS"
+    assert not posting.guarded or posting.ledger.state == "succeeded"

@@ -289,8 +289,18 @@ def build(settings: Mapping[str, Any]) -> Celery:
     app.conf.update(settings)
     for variant, base in {"good": FencedTask, **negative.BASES}.items():
         for name, (once, options) in OPTIONS.items():
-            given = Once(**{"key": "{label}", "resource": "account:{account}", "replay_for": "1h", "lease": LEASE, **once})
-            app.task(bind=True, base=base, name=f"{variant}.{name}", once=given, **options)(BODIES.get(name, post))
+            given = Once(
+                **{
+                    "key": "{label}",
+                    "resource": "account:{account}",
+                    "replay_for": "1h",
+                    "lease": LEASE,
+                    **once,
+                }
+            )
+            app.task(bind=True, base=base, name=f"{variant}.{name}", once=given, **options)(
+                BODIES.get(name, post)
+            )
     negative.register_unfenced(app)
     app.task(name="unguarded.collect")(collect)
     return app
