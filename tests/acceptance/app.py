@@ -190,7 +190,16 @@ def _register_others(app: Celery) -> None:
         def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
             raise RuntimeError("not today")
 
+    class DiesAfterItsResult(SingletonTask):
+        abstract = True
+
+        def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     once = {"once": Once(key="{label}", lease=LEASE)}
+    app.task(bind=True, shared=False, base=DiesAfterItsResult, name="good.dies_after_its_result", **once)(
+        play
+    )
     app.task(bind=True, shared=False, base=NeverEntered, name="good.never_entered", **once)(play)
     app.task(shared=False, base=SingletonTask, name="good.add", once=Once(lease=LEASE))(add)
     app.task(shared=False, base=SingletonTask, name="good.typed", once=Once(lease=LEASE))(typed)

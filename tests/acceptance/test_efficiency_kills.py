@@ -30,6 +30,7 @@ def trials(site: Site) -> Mapping[str, Trial]:
         "late": site.begin("late", "die", "sleep 0"),
         "drops_twins": site.begin("late", "die", "sleep 0", variant="drops_twins"),
         "fatal": site.begin("late", "fatal", "sleep 0"),
+        "after its result": site.begin("dies_after_its_result"),
         "settles_in_end": site.begin("late", "fatal", "sleep 0", variant="settles_in_end"),
     }
 
@@ -47,6 +48,12 @@ def killed_message_is_done_by_its_redelivery(trial: Trial) -> None:
 def test_key_of_a_killed_body_is_free_within_a_lease(trials: Mapping[str, Trial]) -> None:
     key_of_a_killed_body_is_free_within_a_lease(trials["early"].has_run(1))
     trials["early"].has_run(2)
+
+
+def test_key_is_free_when_a_kill_comes_right_after_the_result(trials: Mapping[str, Trial]) -> None:
+    trial = trials["after its result"]
+    assert trial.value() == f"{trial.label}#1"
+    key_of_a_killed_body_is_free_within_a_lease(trial)
 
 
 def test_killed_message_is_done_by_its_redelivery(trials: Mapping[str, Trial]) -> None:

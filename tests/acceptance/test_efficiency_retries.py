@@ -136,6 +136,33 @@ def test_twin_of_a_running_message_steps_aside_and_is_dropped_later(site: Site) 
     assert (trial.runs, trial.state) == (1, "SUCCESS")
 
 
+def test_span_without_a_running_slot_sees_its_twin_too(site: Site) -> None:
+    trial, message = site.parked("until_executing_late", "hold")
+    site.deliver(message)
+    trial.has_run(1)
+    site.deliver(message, redelivered=True)
+    eventually(lambda: site.stats(trial.task).get("twin", 0) >= 1)
+    trial.release()
+    eventually(lambda: site.stats(trial.task).get("done", 0) >= 1)
+    assert (trial.runs, trial.value()) == (1, f"{trial.label}#1")
+
+
+def test_message_that_the_body_gives_back_runs_again(site: Site) -> None:
+    trial = site.begin("late", "requeue", "hold").has_run(2)
+    assert trial.again().outcome.task_id == trial.result.id
+    assert trial.release().value() == f"{trial.label}#2"
+
+
+def test_redelivery_of_a_message_that_the_body_ignored_is_dropped(site: Site) -> None:
+    trial, message = site.parked("tracked", "ignore")
+    site.deliver(message)
+    eventually(lambda: "Ignore" in site.stage.events(trial.label) and trial.running == "")
+    dropped = site.stats(trial.task).get("done", 0)
+    site.deliver(message, redelivered=True)
+    eventually(lambda: site.stats(trial.task).get("done", 0) > dropped)
+    assert trial.runs == 1
+
+
 def late_redelivery_of_a_failure_leaves_its_result_alone(site: Site, variant: str = "good") -> None:
     trial, message = site.parked("tracked", "fail", variant=variant)
     site.deliver(message)
