@@ -222,16 +222,17 @@ class WaitsForTheLease(Broken):
     correctness = _WaitsForTheLease
 
 
-BASES: dict[str, type[Broken]] = {
-    "checks_before": ChecksBefore,
-    "records_before": RecordsBefore,
-    "records_after": RecordsAfter,
-    "keeps_jsonb": KeepsJsonb,
-    "trusts_the_error": TrustsTheError,
-    "fails_without_postgres": FailsWithoutPostgres,
-    "replays_truth": ReplaysTruth,
-    "waits_for_the_lease": WaitsForTheLease,
+BASES: dict[str, tuple[type[Broken], tuple[str, ...]]] = {
+    "checks_before": (ChecksBefore, ("post",)),
+    "records_before": (RecordsBefore, ("post",)),
+    "records_after": (RecordsAfter, ("post",)),
+    "keeps_jsonb": (KeepsJsonb, ("give",)),
+    "trusts_the_error": (TrustsTheError, ("post",)),
+    "fails_without_postgres": (FailsWithoutPostgres, ("post",)),
+    "replays_truth": (ReplaysTruth, ("give",)),
+    "waits_for_the_lease": (WaitsForTheLease, ("post",)),
 }
+"""Broken bases by name, and the options under which their tasks are registered."""
 
 
 # --- without a fence --------------------------------------------------------------------------------------------------

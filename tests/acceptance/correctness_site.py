@@ -183,7 +183,8 @@ def is_frozen(pid: int) -> bool:
 
 
 def has_one_effect(posting: Posting) -> None:
-    assert (posting.entries, posting.balance) == (1, BALANCE - AMOUNT)
+    entries, balance = posting.entries, posting.balance
+    assert (entries, balance) == (1, BALANCE - AMOUNT), f"posted {entries} times, the balance is {balance}"
 
 
 def ends_with_one_effect(posting: Posting, within: float = 15.0) -> None:

@@ -15,7 +15,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -23,7 +23,7 @@ import psycopg
 import redis
 from celery import Celery, signals
 
-from celery_once_fenced import FencedTask, Once, current_grant
+from celery_once_fenced import FencedTask, Once
 from celery_once_fenced.events import Event, subscribe
 from example_project.servers import POSTGRES_VARIABLE, REDIS_VARIABLE
 from tests.acceptance.app import SETTINGS
@@ -37,7 +37,7 @@ AMOUNT = 10
 EVENT_POINTS = {"fence.acquired": "granted", "ledger.completed": "completed"}
 
 
-class Declined(Exception):
+class DeclinedError(Exception):
     """An error that ends a key."""
 
 
@@ -181,7 +181,7 @@ def _fail(self: Any, label: str, account: int, _: str) -> None:
 
 
 def _decline(self: Any, label: str, account: int, _: str) -> None:
-    raise Declined(label)
+    raise DeclinedError(label)
 
 
 def _retry(self: Any, label: str, account: int, countdown: str) -> None:
@@ -249,7 +249,7 @@ RESULTS: Mapping[str, Callable[[], Any]] = {
     "surrogate": lambda: "\ud800",
     "decimal": lambda: Decimal("1.10"),
     "large": lambda: "x" * 70_000,
-    "object": lambda: object(),
+    "object": object,
 }
 """What a body may return, by name."""
 
@@ -271,7 +271,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "own": ({"resource": None}, {}),
     "loose": ({"fingerprint": ()}, {}),
     "strict": ({"on_duplicate": "raise", "on_conflict": "raise"}, {}),
-    "final": ({"final_errors": (Declined,)}, {}),
+    "final": ({"final_errors": (DeclinedError,)}, {}),
     "thrice": ({"max_attempts": 2}, {}),
     "autoretry": (
         {},
@@ -287,8 +287,9 @@ def build(settings: Mapping[str, Any]) -> Celery:
 
     app = Celery("acceptance", set_as_current=False)
     app.conf.update(settings)
-    for variant, base in {"good": FencedTask, **negative.BASES}.items():
-        for name, (once, options) in OPTIONS.items():
+    for variant, (base, names) in {"good": (FencedTask, tuple(OPTIONS)), **negative.BASES}.items():
+        for name in names:
+            once, options = OPTIONS[name]
             given = Once(
                 **{
                     "key": "{label}",
