@@ -165,25 +165,27 @@ class Correctness:
         action: Aftermath,
         reply: AbandonReply,
     ) -> Returned | Aside:
-        if action is Aftermath.SUCCEEDED:
+        if action is Aftermath.SUCCEEDED and isinstance(error, Exception):
             emit(
                 "commit.confirmed", key=ex.digest, task=ex.task, task_id=ex.task_id, why=type(error).__name__
             )
             return Returned(outcome.value)
-        if action is not Aftermath.RAISE:
+        if action not in (Aftermath.RAISE, Aftermath.SUCCEEDED):
             self._tell_fenced_off(ex, held, error, action)
         if action is Aftermath.RAISE or not isinstance(error, Exception) or ex.control(error) == "retry":
             raise error
         if action is Aftermath.REPLAY:
             return Returned(recorded_value(reply.result, reply.omitted, self._codec), counter="fenced_off")
         if action is Aftermath.AGAIN:
-            return self._again(ex, held, error)
+            return self._again(ex, held, error, reply.fence_ours)
         if action is Aftermath.LEAVE:
             return Drop("taken_over", counter="fenced_off")
         return back_off(ex, ex.policy.lease, "taken_over", self._jitter(), counter="fenced_off")
 
-    def _again(self, ex: Execution, held: Held, error: Exception) -> Again:
+    def _again(self, ex: Execution, held: Held, error: Exception, fence_ours: bool) -> Again:
         if ex.renewals >= ex.policy.max_attempts:  # the database, or the body, ends every attempt this way
+            if fence_ours:
+                raise error
             raise FencedOffError(held.operation.resource, held.token) from error
         seconds = deferral(
             ex.policy.lease,

@@ -27,7 +27,18 @@ from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Grant, granted
 from celery_once_fenced.keepers import KeptLease, LeaseKeeper
 from celery_once_fenced.keys import new_id
-from celery_once_fenced.run import Aside, Body, Conflict, Drop, Execution, Returned, Skip, back_off
+from celery_once_fenced.run import (
+    Again,
+    Aside,
+    Body,
+    Conflict,
+    Defer,
+    Drop,
+    Execution,
+    Returned,
+    Skip,
+    back_off,
+)
 from celery_once_fenced.stores import End, LeaseStore, Renewal, Settle, Start, Started
 
 __all__ = ["Guard"]
@@ -140,8 +151,9 @@ class Guard:
             return None
         renewal = Renewal(ex.key.digest, question.slot, question.holder, ex.task, question.lease)
         kept = self._keeper.granted(renewal, sent=sent, max_hold=ex.policy.max_hold)
-        if kept.lost:  # the answer took longer than the lease may be believed (E4)
-            self._end(self._ending(ex, kept))
+        if kept.lost and (end := self._ending(ex, kept)) is not None:
+            # The answer took longer than the lease may be believed (E4).  No body was entered: no mark (E8a).
+            self._end(replace(end, mark=0.0))
             raise StoreUnavailableError("redis", "the grant arrived after its trust window")
         return kept
 
@@ -176,14 +188,14 @@ class Guard:
         """A delivery that stepped aside after its start leaves no mark and gets its q back (C10, E8a)."""
         if end is None or isinstance(result, Returned):
             return end and replace(end, counter=result.counter)
-        return replace(end, mark=0.0, requeue=ex.requeue_hold(result), counter=result.counter)
+        return replace(end, mark=0.0, requeue=_requeue(ex, result), counter=result.counter)
 
     def _end_after_error(self, ex: Execution, end: End | None, error: BaseException) -> End | None:
         """No mark where the message is given back, or the process is on its way out (E8, E8b)."""
         if end is None or (isinstance(error, Exception) and ex.control(error) != "requeue"):
             return end
-        given_back = ex.control(error) == "requeue" and ex.policy.span.sets_q
-        return replace(end, mark=0.0, requeue=ex.policy.queue_hold if given_back else 0.0)
+        given_back = ex.control(error) == "requeue"
+        return replace(end, mark=0.0, requeue=ex.requeue_hold() if given_back else 0.0)
 
     def _end(self, end: End | None, began: float | None = None) -> None:
         if end is None:
@@ -204,3 +216,7 @@ class Guard:
 
     def _keeping(self, kept: KeptLease | None) -> AbstractContextManager[object]:
         return nullcontext() if kept is None else self._keeper.keeping(kept)
+
+
+def _requeue(ex: Execution, aside: Aside) -> float:
+    return ex.requeue_hold(aside.seconds) if isinstance(aside, Defer | Again) else 0.0

@@ -160,11 +160,13 @@ class Execution:
             return span, self.key.digest
         return replace(span, needs_r=True, sets_r=True), self.delivery
 
-    def requeue_hold(self, aside: Aside) -> float:
-        """Seconds for which q goes back to a delivery that was started and then had to step aside (C10)."""
-        if not isinstance(aside, Defer | Again) or not self.policy.span.sets_q:
-            return 0.0
-        return self.policy.queue_hold + aside.seconds
+    def requeue_hold(self, delay: float = 0.0) -> float:
+        """Seconds for which q goes back to a delivery that was started and is to come again (E8b, C10).
+
+        0 where start took no q away: a window stays what the call made it (E10).
+        """
+        span = self.policy.span
+        return self.policy.queue_hold + delay if span.sets_q and span.clears_q else 0.0
 
 
 def back_off(
