@@ -40,7 +40,8 @@ _SENTENCES = {
         "Task %(id)s runs on %(worker)s. If that worker dies, the next one starts in %(left)s; a live one renews."
     ),
     "fence": gettext_lazy(
-        "Task %(id)s may write with token %(token)d. Others wait for its end, or for %(left)s if %(worker)s dies."
+        "Task %(id)s may write to %(resource)s with token %(token)d. "
+        "Others wait for its end, or for %(left)s if %(worker)s dies."
     ),
     "lapsed": gettext_lazy(
         "The lease of task %(id)s lapsed %(left)s ago: the next claim takes over, and what this one still does is refused."
@@ -57,6 +58,8 @@ class Lock:
     task_id: str
     worker: str
     token: int | None
+    resource: str = ""
+    """What a fence protects."""
     since: datetime | None
     left: float
     """Seconds until it lapses by itself; negative where it lapsed and nobody has taken over yet."""
@@ -68,6 +71,7 @@ class Lock:
             "worker": self.worker,
             "left": self.lease_left(),
             "token": self.token,
+            "resource": self.resource,
         }
 
     def lease_left(self) -> str:
@@ -80,7 +84,8 @@ class Lock:
 
     def matches(self, text: str) -> bool:
         return any(
-            text.lower() in value.lower() for value in (self.key, self.task, self.task_id, self.worker)
+            text.lower() in value.lower()
+            for value in (self.key, self.task, self.task_id, self.worker, self.resource)
         )
 
 
@@ -138,6 +143,7 @@ def _of_fence(fence: HeldFence) -> Lock:
         task_id=fence.task_id or "",
         worker=fence.worker or "",
         token=fence.token,
+        resource=fence.resource,
         since=_moment(fence.since),
         left=fence.left,
     )

@@ -75,7 +75,7 @@ def test_nobody_adds_changes_or_deletes(client_of: Callable[..., Client], page: 
 def test_held_locks_come_from_both_stores_with_an_explanation(admin: Client, leases: Any) -> None:
     queue(leases, "feed:1", "task-q")
     run(leases, "feed:2", "task-r")
-    fence(token=8)
+    fence(token=8, key="post:3", resource="account:7")
     text = shown(admin, "heldlock")
     for expected in (
         "feed:1",

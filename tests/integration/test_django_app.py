@@ -33,9 +33,26 @@ from tests.fixtures.servers import fresh_database
 MODELS = (Effect, Epoch, Event, Fence, LedgerEntry, Outbox)
 DONE = Completion(result="1", omitted=None, retention=60)
 
-# A released file is never edited: a migration that ran somewhere has run it.  What changes is a new file.
-# After adding one: sha256sum celery_once_fenced/stores/sql/*.sql
-RELEASED: dict[str, str] = {}
+# A released file is never edited: somewhere a migration has run it.  What changes is a new file, in a new migration.
+# The digest of a new file: sha256sum celery_once_fenced/stores/sql/*.sql
+RELEASED = {
+    "abandon_v1.sql": "de0f59647fafbc70432c0e1cb8b96807109f91ae4a2c909d8f368a2288bfb0f7",
+    "begin_v1.sql": "c45911770d8c9df57d07a0f36a7cdd8a95dfacdb20bc0124d5aec518b0ded779",
+    "claim_v1.sql": "15991c87374e10fd33a646e447cbee586b9e7190c173bce1d37abce0a3dbcdd1",
+    "complete_v1.sql": "dd5fc5013d6487ed262f1be0c3c5b6ea305aa35d41d6a3dadb733413faf3dfca",
+    "durable_v1.sql": "17d129ca8f8e20cb94e28d63bda1b3f7a0b1ce107f5df1afbf90d61bec74497a",
+    "effect_finish_v1.sql": "954a89aed0c5e9f113d9f53b5b82bb3b6876c492fe047796abb78333d10b9d50",
+    "effect_start_v1.sql": "c9edaa7241d3c8cf0ba559d100e3593685803d01bd8045c1d418c3088aa25cfd",
+    "evict_v1.sql": "f44f8b9fe95d06105bdd4a4c7ea5b972d2caa943b0844c0928a7d3e6b70132b9",
+    "force_release_v1.sql": "b87d60ee5b74d86261b040fd0b89a6c55d645525d7d8226d8a56f2ceb290e9bb",
+    "lock_v1.sql": "918c6da82fb0f3aec91f1af2ea8f42d9e8134135257471203e920bd1e45b3e77",
+    "prune_v1.sql": "52150ca8fc761792699e44b7dd94d34eed01233281ea3e61aaa033020c4618dd",
+    "record_v1.sql": "0c78c3592d83a93f19b0cfff4ce2eb415ba708ce7010ac06da7c05f1ae4a6ef7",
+    "renew_v1.sql": "c7ba6a2871bff5340b68e813a786289fdff945ba4426dea65a40fe469a583cc2",
+    "schema_v1.sql": "a376820c77da117914bb3173f89fa58413bacf31b2eb71e2110922386b623942",
+    "timeline_v1.sql": "df9538f19647eb0f6f256f36b9e648bd9417781580da8af355992ad97b8200c5",
+    "token_v1.sql": "187829d1c55f518893f74329bf0872f5a4c60ee5fa6ba202304cfb8bac927e4c",
+}
 
 
 def output(*command: str, **options: Any) -> str:
@@ -142,6 +159,22 @@ def test_the_settings_load_without_a_warning(shop: str) -> None:
     )
 
 
+def test_the_command_is_the_one_of_celery(shop: str, servers: Servers, held: Held) -> None:
+    environment = os.environ | {"ONCE_FENCED_POSTGRES_URL": shop, "ONCE_FENCED_REDIS_URL": servers.redis_url}
+    command = [sys.executable, "-W", "error", "example_project/manage.py", "once_fenced"]
+    leases = subprocess.run(
+        [*command, "leases", "--json"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert held.operation.resource in leases.stdout
+    wrong = subprocess.run([*command, "lases"], env=environment, capture_output=True, text=True, check=False)
+    assert (wrong.returncode, "No such command 'lases'" in wrong.stderr) == (2, True)
+
+
+def test_the_command_can_be_called_from_code(capsys: pytest.CaptureFixture[str]) -> None:
+    call_command("once_fenced", "sql")
+    assert "create table if not exists once_fenced_fence" in capsys.readouterr().out
+
+
 # --- the body's transaction ------------------------------------------------------------------------------------------
 
 
@@ -218,6 +251,13 @@ def test_a_body_with_a_transaction_of_its_own_is_told_of_atomic_false(
         own()
     account.refresh_from_db()
     assert account.balance == 100
+
+
+def test_a_transaction_that_could_not_commit_by_itself_is_refused(
+    database: DjangoDatabase, held: Held
+) -> None:
+    with transaction.atomic(), pytest.raises(GrantError), database.transaction(held):
+        pytest.fail("the body ran")
 
 
 @pytest.mark.parametrize("own", ["COMMIT", "ROLLBACK"])
