@@ -83,7 +83,14 @@ def recorded_value(result: str | None, omitted: str | None, codec: Codec) -> obj
 def encode_error(error: BaseException) -> str:
     """The class name and message of an error as ASCII JSON.  Arguments are not kept: they may hold anything."""
     name = f"{type(error).__module__}.{type(error).__qualname__}"
-    return json.dumps({"type": name, "message": str(error)[:LONGEST_MESSAGE]})
+    return json.dumps({"type": name, "message": _message(error)[:LONGEST_MESSAGE]})
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # the error's own code runs here, and its record must not fail
+        return "its message cannot be read"
 
 
 def decode_error(text: str | None, *, key: str, known: Iterable[type[BaseException]]) -> BaseException:
@@ -98,8 +105,15 @@ def decode_error(text: str | None, *, key: str, known: Iterable[type[BaseExcepti
         return errors.RecordedError(key, "unknown", "the record cannot be read")
     for cls in known:
         if f"{cls.__module__}.{cls.__qualname__}" == name:
-            return cls(message)
+            return _remade(cls, message) or errors.RecordedError(key, name, message)
     return errors.RecordedError(key, name, message)
+
+
+def _remade(cls: type[BaseException], message: str) -> BaseException | None:
+    try:
+        return cls(message)
+    except Exception:  # noqa: BLE001  # it takes other arguments, which are not kept
+        return None
 
 
 class Aftermath(Enum):
