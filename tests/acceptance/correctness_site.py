@@ -42,16 +42,15 @@ class ShopSite(Site):
     def start(self, **options: Any) -> Worker:
         return super().start(**{"app": APP, **options})
 
-    def posting(
+    def prepared(
         self,
         name: str = "post",
         *acts: str,
         variant: str = "good",
         account: int | None = None,
         at: Mapping[str, str] | None = None,
-        **options: Any,
     ) -> Posting:
-        """Call a task with a key, and unless one is named an account, of its own.
+        """A call that is yet to be made, with a key, and unless one is named an account, of its own.
 
         ``at``: what its run is to do at which place (see ``shop_app``); only the first one to come there does it.
         """
@@ -61,7 +60,12 @@ class ShopSite(Site):
         posting = Posting(self, self.app.tasks[f"{variant}.{name}"], label, account, acts)
         for point, action in (at or {}).items():
             self.orders.give(posting.named(point), point, action)
-        posting.call(**options)
+        return posting
+
+    def posting(self, name: str = "post", *acts: str, options: Mapping[str, Any] | None = None, **given: Any) -> Posting:
+        """A call that is made: see :meth:`prepared`; ``options`` are those of ``apply_async``."""
+        posting = self.prepared(name, *acts, **given)
+        posting.call(**(options or {}))
         return posting
 
     def pending(self, task_id: str) -> int:
@@ -134,10 +138,16 @@ class Posting:
     # --- to wait for --------------------------------------------------------------------------------------------------
 
     def value(self, within: float = 15.0) -> Any:
-        """The result, ``within`` seconds of the call."""
+        """The result of a success, ``within`` seconds of the call."""
+        self.ends("SUCCESS", within)
+        return self.result.get(timeout=1)
+
+    def ends(self, state: str, within: float = 15.0) -> Any:
+        """Wait for a result in this state, ``within`` seconds of the call; answers the result or the error."""
         left = max(self.at + within - time.monotonic(), 0.1)
         eventually(self.result.ready, left, f"a result of {self.task.name}")
-        return self.result.get(timeout=1)
+        assert self.state == state, f"{self.task.name} ended {self.state}: {self.result.result!r}"
+        return self.result.result
 
     def has_run(self, times: int, within: float = 15.0) -> Self:
         eventually(lambda: self.runs >= times, within, f"run {times} of {self.task.name}")
