@@ -30,7 +30,7 @@ class Kept(Protocol):
         ...
 
     def gone(self) -> None:
-        """Called once when ``over`` became true while the lease was kept."""
+        """Called once when ``over`` became true while the lease was kept; it may take its time."""
         ...
 
 
@@ -77,17 +77,25 @@ class Heartbeat(Generic[K]):
             self._thread.start()
 
     def _run(self) -> None:
-        while (batch := self._next_batch()) is not None:
-            self._renew(batch)
+        while (beat := self._next_beat()) is not None:
+            over, batch = beat
+            for lease in over:  # told without the lock: observers are anybody's code
+                lease.gone()
+            if batch:
+                self._renew(batch)
 
-    def _next_batch(self) -> list[K] | None:
-        """Wait for the next beat.  None when there has been nothing to keep for a while: the thread ends."""
+    def _next_beat(self) -> tuple[list[K], list[K]] | None:
+        """Wait for the next beat: what is over, and what to renew.
+
+        None when there has been nothing to keep for a while: the thread ends.
+        """
         with self._changed:
             while True:
                 now = self._clock()
-                self._drop_dead(now)
-                if any(lease.due <= now for lease in self._leases):
-                    return list(self._leases)
+                over = self._drop_over(now)
+                due = any(lease.due <= now for lease in self._leases)
+                if over or due:
+                    return over, list(self._leases) if due else []
                 if not self._changed.wait(self._pause(now)) and not self._leases:
                     self._thread = None
                     return None
@@ -95,10 +103,10 @@ class Heartbeat(Generic[K]):
     def _pause(self, now: float) -> float:
         return min((lease.due - now for lease in self._leases), default=LINGER)
 
-    def _drop_dead(self, now: float) -> None:
-        for lease in [lease for lease in self._leases if lease.over(now)]:
-            self._leases.discard(lease)
-            lease.gone()
+    def _drop_over(self, now: float) -> list[K]:
+        over = [lease for lease in self._leases if lease.over(now)]
+        self._leases.difference_update(over)
+        return over
 
 
 _instances: weakref.WeakSet[Heartbeat[Any]] = weakref.WeakSet()

@@ -67,7 +67,8 @@ class LeaseKeeper:
         sent = self.clock()
         try:
             answers = self._leases.renew([kept.renewal for kept in batch])
-        except StoreUnavailableError:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the thread goes on for all others
+            _tell_unexpected(error)
             for kept in batch:
                 kept.lease.failed(self.clock())
             return
@@ -136,9 +137,16 @@ class FenceKeeper:
         sent = self.clock()
         try:
             answers = self._ledger.renew([kept.renewal for kept in batch])
-        except StoreUnavailableError:
+        except Exception as error:  # noqa: BLE001  # as above
+            _tell_unexpected(error)
             for kept in batch:
                 kept.failed(self.clock())
             return
         for kept, answer in zip(batch, answers, strict=True):
             kept.answered(answer, sent)
+
+
+def _tell_unexpected(error: Exception) -> None:
+    """An outage is not told at every beat: what becomes of it is, as a lease that was lost."""
+    if not isinstance(error, StoreUnavailableError):
+        emit("store.failed", operation="renew", why=repr(error))
