@@ -30,6 +30,20 @@ def sites(servers: Servers) -> Iterator[Callable[..., Site]]:
         yield lambda **options: stack.enter_context(contextlib.closing(Site.at(servers.redis_url, **options)))
 
 
+@pytest.fixture(scope="session")
+def shared_site(servers: Servers) -> Iterator[Site]:
+    """A site with one worker, for all modules that do it no harm."""
+    site = Site.at(servers.redis_url, worker_enable_remote_control=True)
+    with contextlib.closing(site), site.worker(concurrency=5):
+        yield site
+
+
+@pytest.fixture(scope="module")
+def site(shared_site: Site) -> Site:
+    """Where a module works; one that kills or cuts something makes its own."""
+    return shared_site
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     report = yield

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from celery import chain, chord, group
 
 from tests.acceptance.workers import Site, Trial, eventually
-
-
-@pytest.fixture(scope="module")
-def site(sites: Callable[..., Site]) -> Iterator[Site]:
-    site = sites()
-    with site.worker(concurrency=4):
-        yield site
 
 
 def new_label() -> str:

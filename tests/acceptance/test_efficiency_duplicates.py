@@ -6,7 +6,6 @@ import dataclasses
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -21,13 +20,6 @@ from tests.acceptance.app import QUEUE_HOLD, WINDOW
 from tests.acceptance.workers import PARKED, Site, eventually
 
 CALLERS = 200
-
-
-@pytest.fixture(scope="module")
-def site(sites: Callable[..., Site]) -> Iterator[Site]:
-    site = sites()
-    with site.worker(concurrency=4):
-        yield site
 
 
 # --- what a call is told ----------------------------------------------------------------------------------------------
@@ -62,10 +54,9 @@ def test_raise_tells_who_holds_the_key(site: Site) -> None:
 
 def test_suppressed_calls_are_counted(site: Site) -> None:
     trial, _ = site.parked("early")
-    before = site.stats(trial.task).get("suppressed", 0)
-    for _ in range(3):
-        trial.again()
-    assert site.stats(trial.task)["suppressed"] == before + 3
+    with site.counted(trial.task, "suppressed", times=3):
+        for _ in range(3):
+            trial.again()
 
 
 # --- spans ------------------------------------------------------------------------------------------------------------
@@ -97,11 +88,10 @@ def test_span_says_when_a_second_call_is_a_duplicate(
 @pytest.mark.parametrize(("name", "at_once"), [("serial", 1), ("one_and_one", 1), ("until_executing", 2)])
 def test_span_says_whether_two_may_run_at_once(site: Site, name: str, at_once: int) -> None:
     trial = site.begin(name, "hold").has_run(1)
-    second = trial.again("", "hold")
+    with site.counted(trial.task, "busy" if at_once == 1 else "granted"):
+        second = trial.again("", "hold")
     if at_once == 2:
         trial.has_run(2)
-    else:
-        eventually(lambda: site.stats(trial.task).get("busy", 0) >= 1)
     trial.release()
     assert second.get(timeout=10) == f"{trial.label}#2"
     assert site.stage.most_at_once(trial.label) == at_once

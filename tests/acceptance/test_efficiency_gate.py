@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,13 +12,6 @@ from celery_once_fenced import DuplicateError, GrantError
 from tests.acceptance.workers import Site, eventually
 
 ROUNDS = 200
-
-
-@pytest.fixture(scope="module")
-def site(sites: Callable[..., Site]) -> Iterator[Site]:
-    site = sites()
-    with site.worker(concurrency=5):
-        yield site
 
 
 # --- messages without a header ----------------------------------------------------------------------------------------
@@ -71,8 +63,8 @@ def test_conflict_raises_where_it_should_and_the_worker_lives_on(site: Site) -> 
 
 def test_conflict_is_deferred_where_it_should(site: Site) -> None:
     trial = site.begin("defers", "hold").has_run(1)
-    sent = site.app.send_task("good.defers", (trial.label,))
-    eventually(lambda: site.stats(trial.task).get("deferred", 0) >= 1)
+    with site.counted(trial.task, "deferred"):
+        sent = site.app.send_task("good.defers", (trial.label,))
     trial.release()
     assert sent.get(timeout=10) == f"{trial.label}#2"
 
@@ -135,9 +127,9 @@ def test_calls_in_the_same_process_are_no_deliveries(site: Site, label: str) -> 
 
 
 def test_task_that_calls_itself_runs_its_body(site: Site) -> None:
-    trial = site.begin("early", "call_itself")
+    with site.counted(site.task("early"), "released"):
+        trial = site.begin("early", "call_itself")
     assert trial.value() == f"{trial.label}#2"
-    assert site.stats(trial.task)["released"] >= 1
 
 
 @pytest.mark.parametrize("how", ["map", "starmap", "chunks"])

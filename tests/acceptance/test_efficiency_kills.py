@@ -28,16 +28,30 @@ def trials(site: Site) -> Mapping[str, Trial]:
         "early": site.begin("early", "die", "sleep 0"),
         "hour": site.begin("hour", "die", "sleep 0"),
         "late": site.begin("late", "die", "sleep 0"),
-        "drops_twins": site.begin("late", "die", "sleep 0", variant="drops_twins"),
+        "twin": _redelivered_at_once(site, "good"),
+        "drops_twins": _redelivered_at_once(site, "drops_twins"),
         "fatal": site.begin("late", "fatal", "sleep 0"),
         "after its result": site.begin("dies_after_its_result"),
         "settles_in_end": site.begin("late", "fatal", "sleep 0", variant="settles_in_end"),
     }
 
 
+def _redelivered_at_once(site: Site, variant: str) -> Trial:
+    """A message that is there again as soon as its body was killed, while the dead body's lease is alive."""
+    trial, message = site.parked("early", "die", "sleep 0", variant=variant)
+    site.deliver(message)
+    trial.has_run(1)
+    site.deliver(message, redelivered=True)
+    return trial
+
+
 def key_of_a_killed_body_is_free_within_a_lease(trial: Trial) -> None:
     until = trial.at + LEASE + SLACK
     eventually(lambda: trial.again().outcome.status == "enqueued", max(until - time.monotonic(), 0.1))
+
+
+def redelivery_within_the_lease_waits_and_runs(trial: Trial) -> None:
+    trial.has_run(2, within=max(trial.at + 2 * LEASE + SLACK - time.monotonic(), 0.1))
 
 
 def killed_message_is_done_by_its_redelivery(trial: Trial) -> None:
@@ -60,6 +74,10 @@ def test_killed_message_is_done_by_its_redelivery(trials: Mapping[str, Trial]) -
     killed_message_is_done_by_its_redelivery(trials["late"])
 
 
+def test_redelivery_within_the_lease_waits_and_runs(trials: Mapping[str, Trial]) -> None:
+    redelivery_within_the_lease_waits_and_runs(trials["twin"])
+
+
 def test_redelivery_brings_the_result_that_a_kill_kept_back(trials: Mapping[str, Trial]) -> None:
     killed_message_is_done_by_its_redelivery(trials["fatal"])
 
@@ -70,8 +88,8 @@ def test_a_lock_for_an_hour_is_caught(trials: Mapping[str, Trial]) -> None:
 
 
 def test_acknowledging_a_twin_away_is_caught(trials: Mapping[str, Trial]) -> None:
-    with pytest.raises(AssertionError, match="a result"):
-        killed_message_is_done_by_its_redelivery(trials["drops_twins"])
+    with pytest.raises(AssertionError, match="run 2"):
+        redelivery_within_the_lease_waits_and_runs(trials["drops_twins"])
 
 
 def test_settling_before_the_result_is_out_is_caught(trials: Mapping[str, Trial]) -> None:

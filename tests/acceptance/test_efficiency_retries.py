@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_once_fenced import explain, release
 from tests.acceptance.workers import Site, Trial, eventually
-
-
-@pytest.fixture(scope="module")
-def site(sites: Callable[..., Site]) -> Iterator[Site]:
-    site = sites(worker_enable_remote_control=True)
-    with site.worker(concurrency=5):
-        yield site
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +77,8 @@ def test_the_task_id_as_identity_is_caught(site: Site) -> None:
 
 def test_waiting_for_a_slot_uses_up_no_retries(site: Site) -> None:
     first = site.begin("serial", "hold", "sleep 0").has_run(1)
-    second = first.again("sleep 0")
-    eventually(lambda: site.stats(first.task).get("deferred", 0) >= 2)
+    with site.counted(first.task, "deferred", times=2):
+        second = first.again("sleep 0")
     first.release()
     assert second.get(timeout=10) == f"{first.label}#2"
     assert {note.retries for note in site.stage.journal(first.label)} == {0}
@@ -122,17 +115,16 @@ def twin_of_a_running_message_leaves_its_result_alone(site: Site, variant: str =
     trial, message = site.parked("tracked", "hold", variant=variant)
     site.deliver(message)
     trial.has_run(1)
-    site.deliver(message, redelivered=True)
-    eventually(lambda: site.stats(trial.task).get("twin", 0) >= 1)
+    with site.counted(trial.task, "twin"):
+        site.deliver(message, redelivered=True)
     assert trial.state == "STARTED"
-    trial.release()
     return trial
 
 
 def test_twin_of_a_running_message_steps_aside_and_is_dropped_later(site: Site) -> None:
     trial = twin_of_a_running_message_leaves_its_result_alone(site)
-    assert trial.value() == f"{trial.label}#1"
-    eventually(lambda: site.stats(trial.task).get("done", 0) >= 1)
+    with site.counted(trial.task, "done"):
+        assert trial.release().value() == f"{trial.label}#1"
     assert (trial.runs, trial.state) == (1, "SUCCESS")
 
 
@@ -140,10 +132,10 @@ def test_span_without_a_running_slot_sees_its_twin_too(site: Site) -> None:
     trial, message = site.parked("until_executing_late", "hold")
     site.deliver(message)
     trial.has_run(1)
-    site.deliver(message, redelivered=True)
-    eventually(lambda: site.stats(trial.task).get("twin", 0) >= 1)
-    trial.release()
-    eventually(lambda: site.stats(trial.task).get("done", 0) >= 1)
+    with site.counted(trial.task, "twin"):
+        site.deliver(message, redelivered=True)
+    with site.counted(trial.task, "done"):
+        trial.release()
     assert (trial.runs, trial.value()) == (1, f"{trial.label}#1")
 
 
@@ -157,9 +149,8 @@ def test_redelivery_of_a_message_that_the_body_ignored_is_dropped(site: Site) ->
     trial, message = site.parked("tracked", "ignore")
     site.deliver(message)
     eventually(lambda: "Ignore" in site.stage.events(trial.label) and trial.running == "")
-    dropped = site.stats(trial.task).get("done", 0)
-    site.deliver(message, redelivered=True)
-    eventually(lambda: site.stats(trial.task).get("done", 0) > dropped)
+    with site.counted(trial.task, "done"):
+        site.deliver(message, redelivered=True)
     assert trial.runs == 1
 
 
@@ -167,9 +158,8 @@ def late_redelivery_of_a_failure_leaves_its_result_alone(site: Site, variant: st
     trial, message = site.parked("tracked", "fail", variant=variant)
     site.deliver(message)
     eventually(lambda: trial.state == "FAILURE")
-    dropped = site.stats(trial.task).get("done", 0)
-    site.deliver(message, redelivered=True)
-    eventually(lambda: site.stats(trial.task).get("done", 0) > dropped)
+    with site.counted(trial.task, "done"):
+        site.deliver(message, redelivered=True)
     assert (trial.runs, trial.state) == (1, "FAILURE")
 
 
@@ -187,8 +177,8 @@ def test_redelivered_message_of_another_call_is_deferred_not_skipped(site: Site)
     eventually(lambda: site.runtime.leases.release(site.digest(late.task, late.label), "q", late.queued))
     holder = late.task.delay(late.label, "hold")
     late.has_run(1)
-    site.deliver(message, redelivered=True)
-    eventually(lambda: site.stats(late.task).get("deferred", 0) >= 1)
+    with site.counted(late.task, "deferred"):
+        site.deliver(message, redelivered=True)
     late.release()
     assert holder.get(timeout=10) == f"{late.label}#1"
     assert late.value() == f"{late.label}#2"

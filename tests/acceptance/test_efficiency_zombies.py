@@ -33,16 +33,16 @@ def scene(sites: Callable[..., Site]) -> Iterator[Scene]:
     site = sites(visibility_timeout=HASTY)
     with ExitStack() as stack:
 
-        def start(*queues: str) -> Worker:
-            return stack.enter_context(closing(site.start(concurrency=6, queues=queues)))
+        def start(concurrency: int, *queues: str) -> Worker:
+            return stack.enter_context(closing(site.start(concurrency=concurrency, queues=queues)))
 
-        workers = [start("jobs"), start("jobs"), start("frozen"), start("cold"), start("warm")]
+        workers = [start(6, "jobs"), start(6, "jobs"), start(2, "frozen"), start(2, "cold"), start(1, "warm")]
         _, _, frozen, cold, warm = [worker.ready() for worker in workers]
         trials = _begun(site)
         for trial in trials.values():
             trial.has_run(1)
         frozen.sigstop()
-        heirs = start("frozen", "cold")  # takes what the frozen and the stopped worker leave
+        heirs = start(4, "frozen", "cold")  # takes what the frozen and the stopped worker leave
         cold.cold()
         heirs.ready()
         yield Scene(site, trials, frozen, warm)

@@ -139,6 +139,15 @@ class Site:
         """The counters of a task."""
         return self._leases.stats().get(task.name, {})
 
+    @contextlib.contextmanager
+    def counted(self, task: Any, counter: str, times: int = 1) -> Iterator[None]:
+        """Wait at the end of the block until a counter of the task has gone up by ``times``."""
+        before = self.stats(task).get(counter, 0)
+        yield
+        eventually(
+            lambda: self.stats(task).get(counter, 0) >= before + times, what=f"{counter} of {task.name}"
+        )
+
     @cached_property
     def _leases(self) -> Any:
         from celery_once_fenced.stores.redis import RedisLeaseStore
