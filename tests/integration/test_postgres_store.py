@@ -193,6 +193,14 @@ def test_a_server_session_that_outlives_its_client_is_ended_before_the_ledger_is
     assert ledger.hold(held.operation).attempt == 2
 
 
+def test_a_zombie_does_not_wait_for_its_successors_commit_to_learn_of_it(ledger: Ledger) -> None:
+    held = ledger.lapsed(operation())
+    with parked(ledger.url, ledger.hold(held.operation)):
+        replies: list[Any] = []
+        assert seconds(lambda: replies.append(ledger.abandon(held))) < PROMPTLY
+    assert replies[0].state == "taken_over"
+
+
 def test_a_claim_whose_reply_is_lost_is_asked_again_on_a_new_connection(
     ledger: Ledger, tcp_proxy: MakeProxy
 ) -> None:

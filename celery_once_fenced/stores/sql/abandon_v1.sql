@@ -7,8 +7,9 @@
 --
 -- Safe to repeat: a lost reply finds its own record.  The question can only be asked when our body's session can
 -- commit no more: it is evicted first, wherever it hangs (a cut connection leaves a server session that may hold the
--- fence row, or user rows that the next attempt wants).  Fence before entry (C7), and never waiting for the fence: if
--- it stays locked, OF006 is raised, nothing is changed and the caller asks again later.
+-- fence row, or user rows that the next attempt wants).  Fence before entry (C7), and only rows that are still ours: a
+-- successor between complete and COMMIT has locked both, and is not waited for.  Should our own fence row stay locked,
+-- OF006 is raised, nothing is changed and the caller asks again later.
 -- fence_ours: no other token was issued since ours, by a takeover or by hand.
 create or replace function once_fenced_abandon_v1(
   p_digest bytea, p_resource text, p_token bigint, p_holder text, p_attempt integer,
@@ -25,25 +26,32 @@ declare
   next_state text := p_state;
   problem text := p_error;
   tries integer := 0;
+  locked boolean := false;
 begin
   perform once_fenced_evict_v1(p_holder);
   loop
-    select * into f from once_fenced_fence where resource = p_resource for no key update skip locked;
-    exit when found or not exists (select 1 from once_fenced_fence where resource = p_resource);
-    tries := tries + 1;
-    if tries > 40 then
-      raise exception 'the fence row stays locked by another session' using errcode = 'OF006';
+    select * into f from once_fenced_fence where resource = p_resource;
+    fence_ours := coalesce(f.token = p_token, false);
+    exit when locked or not fence_ours;
+    perform 1 from once_fenced_fence where resource = p_resource for no key update skip locked;
+    locked := found;
+    if not locked then
+      tries := tries + 1;
+      if tries > 40 then
+        raise exception 'the fence row stays locked by another session' using errcode = 'OF006';
+      end if;
+      if tries % 10 = 0 then perform once_fenced_evict_v1(p_holder); end if;
+      perform pg_sleep(least(0.005 * tries, 0.05));
     end if;
-    if tries % 10 = 0 then perform once_fenced_evict_v1(p_holder); end if;
-    perform pg_sleep(least(0.005 * tries, 0.05));
   end loop;
-  fence_ours := coalesce(f.token = p_token, false);
   perform once_fenced_durable_v1();
   update once_fenced_fence set holder = null, expires_at = null
    where resource = p_resource and token = p_token and holder = p_holder;
 
-  select * into l from once_fenced_ledger where key_digest = p_digest for no key update;
-  ours := coalesce(l.holder = p_holder and l.attempt = p_attempt, false);
+  select * into l from once_fenced_ledger
+   where key_digest = p_digest and holder = p_holder and attempt = p_attempt for no key update;
+  ours := found;
+  if not ours then select * into l from once_fenced_ledger where key_digest = p_digest; end if;
   task_id := l.task_id;
   select * into x from once_fenced_effect where key_digest = p_digest and state = 'started'
    order by case coalesce(on_unknown, p_on_unknown) when 'hold' then 1 when 'fail' then 2 else 3 end, started_at
