@@ -16,8 +16,9 @@ from celery import Celery, Task
 from celery_once import QueueOnce
 from kombu.utils import json
 
-from celery_once_fenced import FencedTask
+from celery_once_fenced import FencedTask, Once, SingletonTask
 from celery_once_fenced.correctness import Correctness
+from celery_once_fenced.run import Drop
 from celery_once_fenced.runtime import Runtime
 from celery_once_fenced.stores.postgres import BEGIN_SQL, COMPLETE_SQL, begin_params, complete_params
 
@@ -222,6 +223,19 @@ class WaitsForTheLease(Broken):
     correctness = _WaitsForTheLease
 
 
+class _DropsReplays(Correctness):
+    def _answered(self, ex: Any, claimed: Any) -> Any:
+        answer = super()._answered(ex, claimed)
+        return Drop("succeeded before") if claimed.verdict == "completed" else answer
+
+
+class DropsReplays(Broken):
+    """What has been done needs no doing, nor an answer."""
+
+    abstract = True
+    correctness = _DropsReplays
+
+
 BASES: dict[str, tuple[type[Broken], tuple[str, ...]]] = {
     "checks_before": (ChecksBefore, ("post",)),
     "records_before": (RecordsBefore, ("post",)),
@@ -231,6 +245,7 @@ BASES: dict[str, tuple[type[Broken], tuple[str, ...]]] = {
     "fails_without_postgres": (FailsWithoutPostgres, ("post",)),
     "replays_truth": (ReplaysTruth, ("give",)),
     "waits_for_the_lease": (WaitsForTheLease, ("post",)),
+    "drops_replays": (DropsReplays, ("post",)),
 }
 """Broken bases by name, and the options under which their tasks are registered."""
 
@@ -239,14 +254,21 @@ BASES: dict[str, tuple[type[Broken], tuple[str, ...]]] = {
 
 
 def register_unfenced(app: Celery) -> None:
-    """The same body under a plain Redis lock, and under nothing."""
-    from tests.acceptance.shop_app import post, post_in_atomic
+    """The same body in the efficiency tier, under a plain Redis lock, and under nothing."""
+    from tests.acceptance.shop_app import LEASE, give, post, post_in_atomic
 
     durable = {"acks_late": True, "reject_on_worker_lost": True}
-    lock = {"keys": ["label"], "graceful": True, "timeout": 2}
+    lock = {"keys": ["label"], "timeout": 2}
     app.conf.ONCE = {
         "backend": "celery_once.backends.Redis",
         "settings": {"url": app.conf.once_fenced["redis_url"], "default_timeout": 2},
     }
-    app.task(bind=True, base=QueueOnce, name="plain_lock.post", once=lock, **durable)(post_in_atomic)
+    app.task(bind=True, base=QueueOnce, name="plain_lock.post", once={**lock, "graceful": True}, **durable)(
+        post_in_atomic
+    )
+    app.task(bind=True, base=QueueOnce, name="plain_lock.strict", once=lock, **durable)(post_in_atomic)
+    once = Once(key="{label}", lease=LEASE)
+    app.task(bind=True, base=SingletonTask, name="efficiency.post", once=once, **durable)(post_in_atomic)
+    app.task(bind=True, base=SingletonTask, name="flipped.post", once=once)(post)
     app.task(bind=True, base=Task, name="unguarded.post", **durable)(post)
+    app.task(bind=True, base=Task, name="unguarded.give", **durable)(give)

@@ -198,6 +198,15 @@ def _disconnect(self: Any, label: str, account: int, _: str) -> None:
     connection.cursor().execute("select 1")
 
 
+def _idle(self: Any, label: str, account: int, _: str) -> None:
+    """The server ends a session that is idle in its transaction."""
+    from django.db import connection
+
+    connection.cursor().execute("set local idle_in_transaction_session_timeout = '50ms'")
+    time.sleep(0.2)
+    connection.cursor().execute("select 1")
+
+
 def _hook(self: Any, label: str, account: int, _: str) -> None:
     from django.db import transaction
 
@@ -207,19 +216,15 @@ def _hook(self: Any, label: str, account: int, _: str) -> None:
     transaction.on_commit(raising)
 
 
-def _follow(self: Any, label: str, account: int, name: str) -> None:
-    """Call another task when this body commits."""
-    self.app.tasks[f"good.{name}"].delay_on_commit(f"{label[:7]}f", account)
+def _follow(self: Any, label: str, account: int, follower: str) -> None:
+    """Make another posting when this body commits."""
+    self.app.tasks["good.post"].delay_on_commit(follower, account)
 
 
 def _commit(self: Any, label: str, account: int, _: str) -> None:
     from django.db import connection
 
     connection.connection.commit()
-
-
-def _give(self: Any, label: str, account: int, name: str) -> Any:
-    return RESULTS[name]()
 
 
 VERBS: Mapping[str, Callable[[Any, str, int, str], Any]] = {
@@ -232,6 +237,7 @@ VERBS: Mapping[str, Callable[[Any, str, int, str], Any]] = {
     "decline": _decline,
     "retry": _retry,
     "disconnect": _disconnect,
+    "idle": _idle,
     "hook": _hook,
     "follow": _follow,
     "commit": _commit,
@@ -273,10 +279,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "strict": ({"on_duplicate": "raise", "on_conflict": "raise"}, {}),
     "final": ({"final_errors": (DeclinedError,)}, {}),
     "thrice": ({"max_attempts": 2}, {}),
-    "autoretry": (
-        {},
-        {"autoretry_for": (ValueError, Exception), "retry_backoff": False, "default_retry_delay": 0},
-    ),
+    "autoretry": ({}, {"autoretry_for": (Exception,), "retry_backoff": False, "default_retry_delay": 0}),
 }
 """Options of ``Once`` and of the task, by name."""
 
