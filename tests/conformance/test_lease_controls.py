@@ -51,7 +51,7 @@ FAULTS = {
         "end", "if mark > 0", "if ours and mark > 0", (sentences.test_mark_is_left_by_a_late_finisher_too,)
     ),
     "requeue_overwrites_q": Fault(
-        "end", "if not q then", "do", (sentences.test_requeue_leaves_the_q_of_another,)
+        "end", "if not occupant('q', digest) then", "do", (sentences.test_requeue_leaves_the_q_of_another,)
     ),
     "release_without_compare": Fault(
         "release",
@@ -100,8 +100,8 @@ FAULTS = {
     ),
     "window_slides": Fault(
         "enqueue",
-        " and not window then\n    extend",
-        " then\n    extend",
+        "if not window and left(q)",
+        "if left(q)",
         (sentences.test_window_is_as_long_as_the_first_call_said,),
     ),
     "lost_reply_of_start_is_a_refusal": Fault(
@@ -177,7 +177,7 @@ FAULTS = {
     "unseen_expiry_is_forgotten": Fault(
         "start",
         "local hold = slot and occupant(slot, name)",
-        "local hold = slot and { left = 0, task = task }",
+        "local hold = slot and { key = bucket, task = task }",
         (sentences.test_expiry_is_counted_once_for_the_task_that_lapsed,),
     ),
 }

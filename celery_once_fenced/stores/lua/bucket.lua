@@ -48,25 +48,31 @@ local function stranger(slot, value)
   return parse(slot, name .. (slot == 'q' and '||0||' or '|||0|||'))
 end
 
--- The hold in a slot, or nil.  `lapse`: the time in ms to give a hold that would never lapse.
-local function occupant(slot, name, lapse)
+-- The hold in a slot, or nil.
+local function occupant(slot, name)
   local key = bucket .. slot .. ':' .. name
   local value = redis.pcall('GET', key)
   if not value then
     return nil
   end
   local hold = type(value) == 'string' and parse(slot, value) or stranger(slot, value)
-  hold.slot, hold.left = slot, redis.call('PTTL', key)
-  if hold.left < 0 and lapse then
-    redis.call('PEXPIRE', key, lapse)
-    hold.left = tonumber(lapse)
-  end
+  hold.slot, hold.key = slot, key
   return hold
+end
+
+-- Milliseconds until a hold lapses.  `lapse`: what to give one that would never lapse.
+local function left(hold, lapse)
+  local ms = redis.call('PTTL', hold.key)
+  if ms < 0 and lapse then
+    redis.call('PEXPIRE', hold.key, lapse)
+    return lapse
+  end
+  return ms
 end
 
 local function count(task, counter, by)
   local value = redis.pcall('HINCRBY', bucket .. 'stats:' .. task, counter, by or 1)
-  if value == 1 then -- perhaps the first of this task
+  if value == (by or 1) then -- perhaps the first of this task
     redis.pcall('SADD', bucket .. 'tasks', task)
   end
 end
@@ -105,7 +111,7 @@ local function sweep(limit)
     local slot, name, _, task = entry:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
     local hold = slot and occupant(slot, name)
     if hold and hold.task == task then -- somebody extended it by hand
-      redis.pcall('ZADD', index, now + math.max(hold.left, 1000), entry)
+      redis.pcall('ZADD', index, now + math.max(left(hold), 1000), entry)
     else
       redis.pcall('ZREM', index, entry)
       if slot == 'r' then

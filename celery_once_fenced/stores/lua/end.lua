@@ -15,8 +15,7 @@ local mark, requeue, field, ran, extra, text = tonumber(ARGV[7]), tonumber(ARGV[
 local again = ARGV[13] == '1'
 
 local function give_back_q()
-  local q = occupant('q', digest, requeue)
-  if not q then
+  if not occupant('q', digest) then
     occupy('q', digest, digest, task, requeue, table.concat({ delivery, task_id, now_us, task, text }, '|'))
   end
 end

@@ -18,7 +18,7 @@ local function has(flag)
 end
 
 local window = has('Q') and not has('c')
-local q = occupant('q', digest, ttl)
+local q = occupant('q', digest)
 local mine = q ~= nil and q.delivery == delivery
 
 local function take()
@@ -26,7 +26,7 @@ local function take()
 end
 
 local function keep()
-  if q.left < ttl and not window then
+  if not window and left(q) < ttl then
     extend('q', digest, digest, q.task, ttl)
   end
 end
@@ -35,7 +35,7 @@ local function in_the_way()
   if q and has('q') then
     return q
   end
-  return has('r') and occupant('r', digest, ttl) or nil
+  return has('r') and occupant('r', digest) or nil
 end
 
 local function answer()
@@ -56,7 +56,7 @@ local function answer()
     local by = in_the_way()
     if by then
       count(task, mode == 'awaited' and 'awaiting' or 'suppressed')
-      return { by.slot, by.value, by.left }
+      return { by.slot, by.value, left(by, ttl) }
     end
     if has('Q') then
       take()

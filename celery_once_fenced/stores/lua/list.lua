@@ -10,6 +10,6 @@ for i = 1, #page, 2 do
   local slot, name, _, task = page[i]:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
   local hold = slot and occupant(slot, name)
   local listed = hold and hold.task == task
-  said[#said + 1] = { page[i + 1], page[i], listed and hold.value or false, listed and hold.left or 0 }
+  said[#said + 1] = { page[i + 1], page[i], listed and hold.value or false, listed and left(hold) or 0 }
 end
 return said

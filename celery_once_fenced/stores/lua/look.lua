@@ -5,7 +5,7 @@ local said = {}
 for _, slot in ipairs({ 'q', 'r' }) do
   local hold = occupant(slot, ARGV[1])
   if hold then
-    said[#said + 1] = { slot, hold.value, hold.left }
+    said[#said + 1] = { slot, hold.value, left(hold) }
   end
 end
 sweep()

@@ -25,7 +25,7 @@ local function same_task(hold)
 end
 
 local function clear_q(also_of_the_task)
-  local q = has('c') and occupant('q', digest, ttl)
+  local q = has('c') and occupant('q', digest)
   if q and (q.delivery == delivery or (also_of_the_task and same_task(q))) then
     free('q', digest, digest, q.task)
   end
@@ -39,7 +39,7 @@ local function relation(r)
 end
 
 local function answer()
-  local r = (has('n') or has('R')) and occupant('r', name, ttl) or nil
+  local r = (has('n') or has('R')) and occupant('r', name) or nil
   if r and r.holder == holder then
     extend('r', name, digest, r.task, ttl)
     return { 'granted', 0 }, false
@@ -53,7 +53,7 @@ local function answer()
     return { 'ending', math.max(ending, 0) }, true
   end
   if r and has('n') then
-    return { relation(r), r.left, r.value }, true
+    return { relation(r), left(r, ttl), r.value }, true
   end
   if has('R') then
     occupy('r', name, digest, task, ttl, table.concat({ holder, task_id, delivery, now_us, worker, task, text }, '|'), r)
