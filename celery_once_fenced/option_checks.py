@@ -55,7 +55,7 @@ def _duration(least: float = 0.0, *, none: bool = False, above: bool = False) ->
     return check
 
 
-def _lease(name: str, value: object) -> float:
+def lease_seconds(name: str, value: object) -> float:
     seconds = parse_duration(value, option=name)
     if seconds < SHORTEST_LEASE:
         raise ConfigError(
@@ -146,7 +146,7 @@ CHECKS: Mapping[str, Check] = {
     "unique": _one_of(Unique),
     "on_duplicate": _one_of(OnDuplicate),
     "on_conflict": _one_of(OnConflict, none=True),
-    "lease": _lease,
+    "lease": lease_seconds,
     "queue_hold": _duration(above=True),
     "window": _duration(above=True, none=True),
     "max_hold": _duration(above=True, none=True),

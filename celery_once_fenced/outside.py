@@ -13,11 +13,13 @@ from typing import Any, cast
 
 from celery_once_fenced import runtime
 from celery_once_fenced.calls import CallPlan
-from celery_once_fenced.errors import BusyError, ConfigError
+from celery_once_fenced.durations import Duration, parse_duration
+from celery_once_fenced.errors import BusyError, ConfigError, StoreUnavailableError
 from celery_once_fenced.events import emit
-from celery_once_fenced.grant import Grant, granted
+from celery_once_fenced.grant import Grant
 from celery_once_fenced.keepers import KeptLease
-from celery_once_fenced.keys import Key, KeyRecipe, new_id
+from celery_once_fenced.keys import Key, KeyRecipe, KeyText, new_id
+from celery_once_fenced.option_checks import lease_seconds
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.stores import End, HeldFence, Hold, LedgerStore, Renewal, Slot, Start, Started
 
@@ -34,36 +36,35 @@ LONGEST_PAUSE = 0.25
 
 
 @contextmanager
-def lease(name: str, ttl: float = 60.0, wait: float = 0.0) -> Iterator[Grant]:
+def lease(name: str, ttl: Duration = 60.0, wait: Duration = 0.0) -> Iterator[Grant]:
     """Hold a lease of the efficiency tier for the length of the block; it is renewed every third of ``ttl``.
 
     Args:
         name: What is to be held by one at a time, in all processes of the same namespace.
-        ttl: Seconds after which the lease dies when this process does.
-        wait: Seconds to wait for a lease that another holds.
+        ttl: After this the lease dies when this process does: seconds, a ``timedelta`` or text such as ``"2m"``.
+        wait: How long to wait for a lease that another holds.
 
     Raises:
         BusyError: held by another for longer than ``wait``.
+        ConfigError: no duration, or a ``ttl`` too short to be renewed.
         StoreUnavailableError: Redis does not answer.
     """
     here = runtime.current()
-    question = _question(_key(name), ttl)
-    kept = _acquire(here, question, wait)
-    grant = Grant(name, belief=kept)
+    question = _question(_key(name, here.settings.key_text), lease_seconds("ttl", ttl))
+    kept = _acquire(here, question, parse_duration(wait, option="wait"))
     try:
-        with here.keeper.keeping(kept), granted(grant):
-            yield grant
+        # Not the current grant: in the body of a task that stays the task's.
+        with here.keeper.keeping(kept):
+            yield Grant(name, belief=kept)
     finally:
-        key, holder = question.key, question.holder
-        if not here.leases.end(End(key, SCOPE, question.slot, holder, holder, holder)):
-            emit("lease.lost", key=key.digest, task=SCOPE, holder=holder)
+        _end(here, question)
 
 
 def _named(name: str) -> None: ...
 
 
-def _key(name: str) -> Key:
-    recipe = KeyRecipe(CallPlan.of(_named, SCOPE), key="{name}")
+def _key(name: str, key_text: KeyText) -> Key:
+    recipe = KeyRecipe(CallPlan.of(_named, SCOPE), key="{name}", key_text=key_text)
     return cast(Key, recipe.derive((name,), {}))
 
 
@@ -90,8 +91,24 @@ def _acquire(here: runtime.Runtime, question: Start, wait: float) -> KeptLease:
         started = here.leases.start(question)
         if started.answer == "granted":
             renewal = Renewal(question.key.digest, question.slot, question.holder, SCOPE, question.lease)
-            return here.keeper.granted(renewal, sent=sent, max_hold=None)
+            return _believed(here, question, here.keeper.granted(renewal, sent=sent, max_hold=None))
         _pause_or_give_up(question.key, started, deadline)
+
+
+def _believed(here: runtime.Runtime, question: Start, kept: KeptLease) -> KeptLease:
+    if kept.lost:  # the answer took longer than the lease may be believed (E4)
+        _end(here, question)
+        raise StoreUnavailableError("redis", "the grant arrived after its trust window")
+    return kept
+
+
+def _end(here: runtime.Runtime, question: Start) -> None:
+    key, holder = question.key, question.holder
+    try:
+        if not here.leases.end(End(key, SCOPE, question.slot, holder, holder, holder)):
+            emit("lease.lost", key=key.digest, task=SCOPE, holder=holder)
+    except StoreUnavailableError as error:  # the lease lapses by itself, and the block is done (E7)
+        emit("store.failed", operation="end", key=key.digest, why=str(error))
 
 
 def _pause_or_give_up(key: Key, started: Started, deadline: float) -> None:
