@@ -270,6 +270,11 @@ class Trial:
         hold = self.site.holds(self.task, self.label).get("q")
         return hold.holder if hold else ""
 
+    @property
+    def began(self) -> float:
+        """When the first body began, on the monotonic clock."""
+        return self.site.stage.journal(self.label)[0].at
+
     def has_run(self, times: int, within: float = 10.0) -> Self:
         """Wait until the body has begun for the nth time."""
         eventually(lambda: self.runs >= times, within, what=f"run {times} of {self.task.name}")
