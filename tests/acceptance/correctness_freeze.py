@@ -39,12 +39,6 @@ class Frozen:
         return next((note.at for note in journal if note.event == event and note.pid != self.pid), 0.0)
 
     @property
-    def ended(self) -> bool:
-        """The first run is over, however it ended."""
-        journal = self.posting.site.stage.journal(self.posting.label)
-        return any(note.event.startswith("ended") and note.pid == self.pid for note in journal)
-
-    @property
     def refused(self) -> bool:
         """The first run was told that it is fenced off."""
         return any(event["pid"] == self.pid for event in self.posting.events("fence.rejected"))
@@ -87,7 +81,7 @@ def successor_finishes_while_the_first_is_frozen(one: Frozen) -> float:
 
 
 def first_is_refused_when_it_wakes(one: Frozen) -> None:
-    eventually(lambda: one.ended, 10, "the end of the first")
+    eventually(lambda: one.posting.ended_in(one.pid), 10, "the end of the first")
     has_one_effect(one.posting)
     assert one.refused or not one.posting.guarded
     assert (one.posting.state, one.posting.site.app.AsyncResult(one.posting.result.id).result) == (

@@ -14,7 +14,7 @@ import psutil
 from django_celery_once_fenced.models import Fence, LedgerEntry
 from example_project.shop.models import Account, Entry
 from tests.acceptance.shop_app import AMOUNT, POSTGRES, Orders, build
-from tests.acceptance.workers import QUEUE, Site, Worker, eventually
+from tests.acceptance.workers import PARKED, QUEUE, Site, Worker, eventually
 
 BALANCE = 100
 APP = "tests.acceptance.shop_app"
@@ -79,6 +79,10 @@ class ShopSite(Site):
         (message,) = [one for one in taken if one["headers"]["id"] == task_id]
         self.deliver(message, redelivered=True)
 
+    def caught(self) -> dict[str, Any]:
+        """The message of a call to the queue ``parked``, before any worker sees it."""
+        return json.loads(str(self.redis.lpop(f"{self.name}.{PARKED}")))
+
     def forget_settled(self) -> None:
         """Delete all tombstones, as if no delivery had been settled."""
         for key in self.redis.scan_iter(match=f"{{{self.name}:*done:*", count=1000):
@@ -111,6 +115,10 @@ class Posting:
         """Another call, the same in all."""
         return self.task.apply_async((self.label, self.account, *self.acts), **options)
 
+    def call_with_tail(self, **options: Any) -> None:
+        """A call that something else follows on, with what it answers."""
+        self.call(link=self.site.app.signature("unguarded.collect", (f"{self.label} tail",)), **options)
+
     # --- what it left -------------------------------------------------------------------------------------------------
 
     @property
@@ -141,6 +149,26 @@ class Posting:
     @property
     def runs(self) -> int:
         return self.site.stage.runs(self.label)
+
+    @property
+    def tails(self) -> int:
+        """How often what follows has run."""
+        return self.site.stage.runs(f"{self.label} tail")
+
+    @property
+    def running(self) -> bool:
+        """Somebody has the key's lease in Redis."""
+        return "r" in self.site.holds(self.task, self.label, self.account, *self.acts)
+
+    @property
+    def deliveries(self) -> int:
+        """How often a worker's child was given a message of this label."""
+        return self.site.stage.events(self.label).count("delivered")
+
+    def ended_in(self, pid: int) -> bool:
+        """Celery is through with a message of this label in this process."""
+        journal = self.site.stage.journal(self.label)
+        return any(note.event.startswith("ended") and note.pid == pid for note in journal)
 
     @property
     def state(self) -> str:

@@ -164,6 +164,13 @@ def _overwrite(self: Any, label: str, account: int, _: str) -> int:
     return balance
 
 
+def _look(self: Any, label: str, account: int, _: str) -> int:
+    """One more statement: the one at which a body learns that its session is gone."""
+    from example_project.shop.models import Account
+
+    return Account.objects.get(pk=account).balance
+
+
 def _hold(self: Any, label: str, account: int, name: str) -> None:
     Stage.of(self.app).wait(label, name)
 
@@ -230,6 +237,7 @@ def _commit(self: Any, label: str, account: int, _: str) -> None:
 VERBS: Mapping[str, Callable[[Any, str, int, str], Any]] = {
     "post": _post,
     "overwrite": _overwrite,
+    "look": _look,
     "hold": _hold,
     "sleep": _sleep,
     "die": _die,

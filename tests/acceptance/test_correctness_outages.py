@@ -130,14 +130,10 @@ def flushed_locks_let_nothing_in_twice(place: Place, variant: str = "good") -> N
     with redis.Redis.from_url(place.locks.url) as locks:
         locks.flushall()
     second = posting.again()
-    eventually(lambda: delivered(posting) == 2)
+    eventually(lambda: posting.deliveries == 2)
     posting.release()
     second.get(timeout=15)
     ends_with_one_effect(posting)
-
-
-def delivered(posting: Posting) -> int:
-    return sum(note.event == "delivered" for note in posting.site.stage.journal(posting.label))
 
 
 def test_flushed_locks_let_nothing_in_twice(place: Place) -> None:
