@@ -69,7 +69,11 @@ class Heartbeat(Generic[K]):
             yield lease
         finally:
             with self._changed:
+                # A body that looks for the loss itself may end before the next beat would have told it (E7).
+                untold = lease in self._leases and lease.over(self._clock())
                 self._leases.discard(lease)
+            if untold:
+                lease.gone()
 
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():

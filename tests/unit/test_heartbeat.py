@@ -120,6 +120,13 @@ def test_lease_that_is_over_is_told_once_and_dropped(beat: Beat) -> None:
     assert (over.told, beat.renewals(over)) == (["gone"], 0)
 
 
+def test_end_that_no_beat_noticed_is_told_when_the_lease_is_let_go(beat: Beat) -> None:
+    lease = Lease(due=boot_clock() + 60)
+    with beat.keeping(lease):
+        lease.ended = True
+    assert lease.told == ["gone"]
+
+
 def test_renewal_that_hangs_holds_up_nobody_who_starts_or_ends(beat: Beat) -> None:
     hung, go_on = threading.Event(), threading.Event()
     beat.meanwhile = lambda: (hung.set(), go_on.wait(5))
