@@ -93,6 +93,13 @@ def test_awaited_duplicate_of_a_failure_runs_itself(site: Site) -> None:
     assert call.get(timeout=10) == f"{holder.label}#2"
 
 
+def test_awaited_duplicate_of_a_call_that_is_only_queued_runs_itself(site: Site) -> None:
+    queued, _ = site.parked("early")
+    call = queued.again(task_id=str(uuid.uuid4()))
+    assert (call.outcome.status, call.outcome.reason) == ("awaiting", "queued")
+    assert call.get(timeout=10) == f"{queued.label}#1"
+
+
 def test_next_step_of_a_chain_is_never_refused_with_an_error(site: Site) -> None:
     holder, head = _running(site, "raises", "hold"), new_label()
     result = chain(site.task("early").si(head), site.task("raises").si(holder.label)).apply_async()

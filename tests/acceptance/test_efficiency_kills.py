@@ -34,6 +34,7 @@ def trials(site: Site) -> Mapping[str, Trial]:
         "drops_twins": _redelivered_at_once(site, "drops_twins"),
         "fatal": site.begin("late", "fatal", "sleep 0"),
         "after its result": site.begin("dies_after_its_result"),
+        "time limit": site.begin("early", "sleep 20", time_limit=1),
         "settles_in_end": site.begin("late", "fatal", "sleep 0", variant="settles_in_end"),
     }
 
@@ -70,6 +71,10 @@ def test_key_is_free_when_a_kill_comes_right_after_the_result(trials: Mapping[st
     trial = trials["after its result"]
     assert trial.value() == f"{trial.label}#1"
     key_of_a_killed_body_is_free_within_a_lease(trial)
+
+
+def test_key_is_free_within_a_lease_of_the_hard_time_limit(trials: Mapping[str, Trial]) -> None:
+    key_of_a_killed_body_is_free_within_a_lease(trials["time limit"].has_run(1))
 
 
 def test_killed_message_is_done_by_its_redelivery(trials: Mapping[str, Trial]) -> None:

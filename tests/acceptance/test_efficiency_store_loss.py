@@ -11,7 +11,7 @@ import pytest
 from celery_once_fenced import StoreUnavailableError
 from example_project.servers import Servers
 from tests.acceptance.app import LEASE
-from tests.acceptance.workers import Site, eventually
+from tests.acceptance.workers import Site, Worker, eventually
 from tests.fixtures.proxy import TcpProxy
 
 SOCKET_TIMEOUT = 0.5
@@ -28,10 +28,14 @@ def proxy(servers: Servers) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture(scope="module")
-def site(sites: Callable[..., Site], proxy: TcpProxy) -> Iterator[Site]:
-    site = sites()
-    with site.through(once_fenced={"redis_url": proxy.url}).worker(concurrency=3):
-        yield site
+def site(sites: Callable[..., Site]) -> Site:
+    return sites()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(site: Site, proxy: TcpProxy) -> Iterator[Worker]:
+    with site.through(once_fenced={"redis_url": proxy.url}).worker(concurrency=3) as worker:
+        yield worker
 
 
 @pytest.fixture
@@ -103,7 +107,7 @@ def test_one_failed_renewal_loses_no_lease(site: Site, proxy: TcpProxy) -> None:
 
 
 def test_loss_is_delivered_at_the_end_of_the_trust_window_and_fails_nothing(
-    site: Site, proxy: TcpProxy
+    site: Site, proxy: TcpProxy, worker: Worker
 ) -> None:
     trial = site.begin("early", "await_loss 10").has_run(1)
     proxy.cut()
@@ -114,6 +118,7 @@ def test_loss_is_delivered_at_the_end_of_the_trust_window_and_fails_nothing(
         for event in ("began", "lost")
     )
     assert lost - began > LEASE * 0.6
+    assert f"lease.lost key={site.digest(trial.task, trial.label)}" in worker.log()
     assert trial.value() == f"{trial.label}#1"
 
 
