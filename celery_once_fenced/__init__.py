@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+# First, so that the function below is not displaced by the submodule of its name when that is imported later.
+import celery_once_fenced.lease  # noqa: F401
 from celery_once_fenced.errors import (
     BusyError,
     ConfigError,
@@ -31,9 +33,12 @@ from celery_once_fenced.ledger import ResultOmitted
 from celery_once_fenced.policy import Once
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from celery_once_fenced.durations import Duration
     from celery_once_fenced.grant import Grant, current_grant
     from celery_once_fenced.outcome import Outcome
-    from celery_once_fenced.outside import explain, lease, release
+    from celery_once_fenced.outside import explain, release
     from celery_once_fenced.tasks import FencedTask, SingletonTask
 
 __version__ = "0.1.0"
@@ -74,10 +79,16 @@ _LATE = {
     "SingletonTask": "tasks",
     "current_grant": "grant",
     "explain": "outside",
-    "lease": "outside",
     "release": "outside",
 }
 """Names that need Celery: imported when first used, so that importing the package costs next to nothing (W11)."""
+
+
+def lease(name: str, ttl: Duration = 60.0, wait: Duration = 0.0) -> AbstractContextManager[Grant]:
+    """Hold a lease of the efficiency tier outside tasks: see ``celery_once_fenced.outside.lease``."""
+    outside = import_module("celery_once_fenced.outside")
+    held: AbstractContextManager[Grant] = outside.lease(name, ttl, wait)
+    return held
 
 
 def __getattr__(name: str) -> object:

@@ -87,7 +87,6 @@ class Correctness:
             key=ex.digest,
             task=ex.task,
             task_id=ex.task_id,
-            resource=ex.resource,
             token=held.token,
         )
         return self._hold(ex, held, sent, body)
@@ -144,7 +143,9 @@ class Correctness:
         try:
             reply = self._ledger.abandon(_abandonment(ex, held, error, lost))
         except StoreUnavailableError as away:
-            if not isinstance(error, Exception):
+            if (
+                not isinstance(error, Exception) or ex.control(error) == "retry"
+            ):  # or a successor is on its way
                 raise error from away
             return self._ask_later(ex, away)
         action = aftermath(
@@ -183,14 +184,14 @@ class Correctness:
         return back_off(ex, ex.policy.lease, "taken_over", self._jitter(), counter="fenced_off")
 
     def _again(self, ex: Execution, held: Held, error: Exception, fence_ours: bool) -> Again:
-        if ex.renewals >= ex.policy.max_attempts:  # the database, or the body, ends every attempt this way
+        if ex.republished >= ex.policy.max_attempts:  # the database, or the body, ends every attempt this way
             if fence_ours:
                 raise error
             raise FencedOffError(held.operation.resource, held.token) from error
         seconds = deferral(
             ex.policy.lease,
             visibility_timeout=ex.visibility_timeout,
-            tries=ex.renewals,
+            tries=ex.republished,
             twin=False,
             jitter=self._jitter(),
         )
@@ -202,7 +203,6 @@ class Correctness:
             key=ex.digest,
             task=ex.task,
             task_id=ex.task_id,
-            resource=held.operation.resource,
             token=held.token,
             why=_cause(error),
             then=action.name.lower(),

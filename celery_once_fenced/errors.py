@@ -80,7 +80,7 @@ class DuplicateError(OnceError):
 class BusyError(OnceError):
     """A lease or fence asked for outside a task was still held after ``wait`` seconds."""
 
-    template = "{0} is held by another for another {1:.3g} s"
+    template = "{0} is held by another, for {1:.3g} s more unless it is renewed"
 
     def __init__(self, name: str, left: float) -> None:
         super().__init__(name, left)

@@ -77,7 +77,8 @@ _current: ContextVar[Grant | None] = ContextVar("celery_once_fenced_grant", defa
 def current_grant() -> Grant:
     """The grant of the guarded task that runs in this context (a task object is shared by threads).
 
-    Raises ``GrantError`` where no guarded task is running.
+    In a direct or eager call it is a detached one: no token, and nothing is stored.  Raises ``GrantError`` where no
+    guarded task is running at all.
     """
     grant = _current.get()
     if grant is None:

@@ -82,9 +82,9 @@ class Guard:
             with self._keeping(kept):
                 result = self._work(ex, kept, body)
         except BaseException as error:
-            self._end(self._end_after_error(ex, end, error), began)
+            self._end(kept, self._end_after_error(ex, end, error), began)
             raise
-        self._end(self._end_after(ex, end, result), began if isinstance(result, Returned) else None)
+        self._end(kept, self._end_after(ex, end, result), began if isinstance(result, Returned) else None)
         return result
 
     def _work(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:
@@ -153,7 +153,7 @@ class Guard:
         kept = self._keeper.granted(renewal, sent=sent, max_hold=ex.policy.max_hold)
         if kept.lost and (end := self._ending(ex, kept)) is not None:
             # The answer took longer than the lease may be believed (E4).  No body was entered: no mark (E8a).
-            self._end(replace(end, mark=0.0))
+            self._end(kept, replace(end, mark=0.0))
             raise StoreUnavailableError("redis", "the grant arrived after its trust window")
         return kept
 
@@ -197,13 +197,13 @@ class Guard:
         given_back = ex.control(error) == "requeue"
         return replace(end, mark=0.0, requeue=ex.requeue_hold() if given_back else 0.0)
 
-    def _end(self, end: End | None, began: float | None = None) -> None:
-        if end is None:
+    def _end(self, kept: KeptLease | None, end: End | None, began: float | None = None) -> None:
+        if kept is None or end is None:
             return
         held = None if began is None else self._clock() - began
         try:
             if not self._leases.end(replace(end, held=held)):
-                emit("lease.lost", key=end.key.digest, task=end.task, holder=end.holder)
+                kept.tell_lost()
         except StoreUnavailableError as error:  # the lease lapses by itself
             emit("store.failed", operation="end", key=end.key.digest, why=str(error))
 

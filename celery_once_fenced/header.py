@@ -30,7 +30,7 @@ class Header:
     run: str = ""
     awaited: bool = False
     deferrals: int = 0
-    renewals: int = 0
+    republished: int = 0
     answer_from: str = ""
     bypass: bool = False
     once_key: str | None = None
@@ -46,7 +46,7 @@ class Header:
             "run": self.run if self.run != self.delivery else "",
             "awaited": self.awaited,
             "n": self.deferrals,
-            "again": self.renewals,
+            "again": self.republished,
             "from": self.answer_from,
             "bypass": self.bypass,
             "once_key": self.once_key,
@@ -66,7 +66,7 @@ class Header:
             run=_text(raw, "run") or delivery,
             awaited=raw.get("awaited") is True,
             deferrals=_count(raw, "n"),
-            renewals=_count(raw, "again"),
+            republished=_count(raw, "again"),
             answer_from=_text(raw, "from"),
             bypass=raw.get("bypass") is True,
             once_key=_text(raw, "once_key") or None,

@@ -26,6 +26,7 @@ class KeptLease:
         self.lease = lease
         self.renewal = renewal
         self._clock = clock
+        self._told = False
 
     @property
     def due(self) -> float:
@@ -43,8 +44,21 @@ class KeptLease:
         return self.lease.over(now)
 
     def gone(self) -> None:
-        name = "lease.lost" if self.lost else "lease.held_too_long"
-        emit(name, key=self.renewal.digest, task=self.renewal.task, holder=self.renewal.holder)
+        if self.lost:
+            self.tell_lost()
+        else:
+            emit(
+                "lease.held_too_long",
+                key=self.renewal.digest,
+                task=self.renewal.task,
+                holder=self.renewal.holder,
+            )
+
+    def tell_lost(self) -> None:
+        """Announce the loss, once: the heartbeat or the end of the body may see it first (E7)."""
+        if not self._told:
+            self._told = True
+            emit("lease.lost", key=self.renewal.digest, task=self.renewal.task, holder=self.renewal.holder)
 
 
 class LeaseKeeper:
@@ -87,6 +101,7 @@ class KeptFence:
     ) -> None:
         self.renewal = FenceRenewal(held.operation.resource, held.token, held.holder, lease)
         self.due = sent + lease / 3
+        self._digest = held.operation.digest.hex()
         self.lost = False
         self._lease = lease
         self._until = sent + lease
@@ -102,7 +117,7 @@ class KeptFence:
 
     def gone(self) -> None:
         name = "fence.lost" if self.lost else "fence.held_too_long"
-        emit(name, resource=self.renewal.resource, token=self.renewal.token, holder=self.renewal.holder)
+        emit(name, key=self._digest, token=self.renewal.token, holder=self.renewal.holder)
 
     def answered(self, answer: str, sent: float) -> None:
         if answer == "lost":

@@ -55,8 +55,6 @@ class Lease:
     renew_until: float
     """No renewal after this (``max_hold``): a hung body does not hold for ever (E6)."""
     refused_: bool = False
-    told: bool = False
-    """Whether the loss has been announced."""
 
     @classmethod
     def granted(cls, ttl: float, *, sent: float, max_hold: float | None) -> Lease:

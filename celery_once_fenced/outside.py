@@ -161,15 +161,22 @@ def find(here: runtime.Runtime, key: str) -> tuple[str, str]:
     """Digest and readable text of a key given as either.  Raises ``ConfigError`` where nobody knows the text."""
     if DIGEST.fullmatch(key):
         return key, key
-    for hold in here.leases.holds():
-        if hold.text == key or (len(hold.text) >= SHORTENED and key.startswith(hold.text)):
-            return hold.digest, key
-    digest = here.ledger.find(key) if here.ledger is not None else None
-    if digest is None:
+    digests = sorted({hold.digest for hold in here.leases.holds() if _reads(hold.text, key)})
+    recorded = here.ledger.find(key) if here.ledger is not None and not digests else None
+    found = digests or ([recorded.hex()] if recorded else [])
+    if not found:
         raise ConfigError(
             f"no key {key!r} is held or recorded: give the readable key as shown, or its digest"
         )
-    return digest.hex(), key
+    if len(found) > 1:  # text is for people and may be shortened; the digest decides (K3)
+        raise ConfigError(
+            f"{len(found)} keys read {key!r}: give the digest of one of them: {', '.join(found)}"
+        )
+    return found[0], key
+
+
+def _reads(shown: str, key: str) -> bool:
+    return shown == key or (len(shown) >= SHORTENED and key.startswith(shown))
 
 
 def release(key: str, holder: str, *, reason: str = "", actor: str = "") -> bool:

@@ -105,10 +105,10 @@ class Execution:
     worker: str
     awaited: bool
     seen_before: bool
-    """Redelivered or retried: never skipped (E14)."""
+    """Redelivered, retried or deferred before: never skipped (E14)."""
     redelivery_possible: bool
     deferrals: int
-    renewals: int
+    republished: int
     """How often this message went back as a new attempt (C13)."""
     answer_from: str
     """Task id of the holder that an awaited duplicate is answered from (E12a); empty for others."""

@@ -33,8 +33,9 @@ DEFAULT_VISIBILITY_TIMEOUT = {
 }
 """Seconds after which kombu's transports deliver an unacknowledged message again, by URL scheme."""
 
-DatabaseFactory = Callable[[str], Any]
-"""Takes a Django alias; gives a ``Database`` that also has ``conninfo() -> dict`` for the plugin's own connections."""
+DatabaseFactory = Callable[[str | None], Any]
+"""Takes the Django alias that the settings name; gives a ``Database`` that also has ``conninfo() -> dict`` for the plugin's
+own connections, or None where no alias is named and the default one cannot be fenced."""
 
 _database_factory: DatabaseFactory | None = None
 _runtimes: weakref.WeakKeyDictionary[Any, Runtime] = weakref.WeakKeyDictionary()
@@ -101,7 +102,7 @@ class Runtime:
     @property
     def has_database(self) -> bool:
         """Whether the correctness tier has a database to stand on."""
-        return self.settings.postgres_url is not None or _database_factory is not None
+        return self.database is not None
 
     @cached_property
     def database(self) -> Database | None:
@@ -109,9 +110,7 @@ class Runtime:
             from celery_once_fenced.stores.postgres import PsycopgDatabase
 
             return PsycopgDatabase(self.settings.postgres_url)
-        if _database_factory is None:
-            return None
-        found: Database = _database_factory(self.settings.database or "default")
+        found: Database | None = _database_factory and _database_factory(self.settings.database)
         return found
 
     @cached_property

@@ -24,9 +24,10 @@ from celery_once_fenced.admission import Call, Permit
 from celery_once_fenced.calls import CallPlan
 from celery_once_fenced.config import policy_for
 from celery_once_fenced.errors import ConfigError, GrantError
-from celery_once_fenced.grant import Grant, current_grant
+from celery_once_fenced.grant import Grant, current_grant, granted
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import Key, KeyRecipe, new_id
+from celery_once_fenced.lease import queued_hold
 from celery_once_fenced.outcome import Outcome
 from celery_once_fenced.policy import Once, Policy
 from celery_once_fenced.runtime import Runtime, runtime_of
@@ -92,7 +93,7 @@ class SingletonTask(Task):
         runtime = runtime_of(app)
         policy = cls._policy(runtime)
         if policy.tier == "correctness":
-            cls._make_durable(runtime, refused)
+            cls._make_durable(runtime, policy, refused)
         if cls.track_started:  # STARTED is stored after the grant, never before (E9)
             cls._track_started, cls.track_started = True, False
         cls._blueprint = Blueprint(policy, cls._recipe(runtime, policy), runtime)
@@ -119,12 +120,17 @@ class SingletonTask(Task):
         )
 
     @classmethod
-    def _make_durable(cls, runtime: Runtime, refused: Sequence[str]) -> None:
+    def _make_durable(cls, runtime: Runtime, policy: Policy, refused: Sequence[str]) -> None:
         """The correctness tier needs its message until the ledger has the outcome (W7)."""
         if refused:
             raise ConfigError(
                 f"task {cls.name} is in the correctness tier and sets {refused[0]}=False: a killed worker would lose "
                 f"the job; leave {refused[0]} out, the tier sets it to True"
+            )
+        if policy.replay_for == 0 and runtime.redelivery_window(policy.lease) == 0:
+            raise ConfigError(
+                f"task {cls.name} has replay_for=0 and the setting redelivery_window is 0: nothing would remember a run, so "
+                "a redelivery would run again; leave redelivery_window out"
             )
         if not runtime.has_database:
             raise ConfigError(
@@ -184,7 +190,7 @@ class SingletonTask(Task):
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Like :meth:`apply_async` when Django's transaction commits, at once where none is open (W6)."""
         transaction = importlib.import_module("django.db.transaction")
-        transaction.on_commit(partial(self.apply_async, *args, **kwargs))
+        transaction.on_commit(partial(self.apply_async, *args, **kwargs), using=_current_alias())
 
     def replace(self, sig: Any) -> Any:
         """Replace this task by another (Celery).  Raises ``GrantError`` in the correctness tier (L11)."""
@@ -200,7 +206,8 @@ class SingletonTask(Task):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
         if not worker.is_delivery(request):
-            return super().__call__(*args, **kwargs)
+            with granted(Grant(self.name)):  # detached: no token, and nothing is stored
+                return super().__call__(*args, **kwargs)
         return worker.run(self, request, args, kwargs)
 
     @property
@@ -290,11 +297,12 @@ class Publication:
     def _send_successor(self, key: Key, before: Header) -> Any:
         """Retry or ``replace()``: the key goes on to a new delivery (E10)."""
         header = replace(
-            before, delivery=new_id(), run=before.run or before.delivery, deferrals=0, renewals=0
+            before, delivery=new_id(), run=before.run or before.delivery, deferrals=0, republished=0
         )
         policy = self.task.blueprint.policy
         if policy.span.sets_q and policy.unique != "until_expired":
-            question = replace(self._question(key, header, "successor"), hold=policy.queue_hold + self._delay)
+            hold = queued_hold(policy.queue_hold, delay=self._delay, expires=self._expires)
+            question = replace(self._question(key, header, "successor"), hold=hold)
             self.task.blueprint.runtime.admission.extend(question)
         result = self._publish(header, withdraw=True)
         result.outcome = Outcome(status="enqueued", reason="retry", key=key.text, task_id=self.task_id)
@@ -321,7 +329,7 @@ class Publication:
             raises=policy.on_duplicate == "raise",
             strict=policy.tier == "efficiency" and policy.on_store_error == "raise",
             delay=self._delay,
-            expires=self._seconds_until(self.options.get("expires", self.task.expires)),
+            expires=self._expires,
             queue_hold=policy.hold,
             revoked=self._is_revoked,
         )
@@ -330,6 +338,11 @@ class Publication:
     def _delay(self) -> float:
         """Seconds until the message may run."""
         return self._seconds_until(self.options.get("eta") or self.options.get("countdown")) or 0.0
+
+    @property
+    def _expires(self) -> float | None:
+        """Seconds until the message is of no more use."""
+        return self._seconds_until(self.options.get("expires", self.task.expires))
 
     def _seconds_until(self, when: Any) -> float | None:
         if when is None or isinstance(when, int | float):
@@ -361,6 +374,14 @@ class Publication:
         else:
             result.outcome = Outcome.held_by(permit.by, status=permit.status, reason=permit.reason, key=key)
         return result
+
+
+def _current_alias() -> str | None:
+    """The database of the fenced body that is running here, which may be another than Django's default one."""
+    try:
+        return getattr(current_grant().connection, "alias", None)
+    except GrantError:
+        return None
 
 
 def _is_concrete(cls: type) -> bool:

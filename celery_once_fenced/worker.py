@@ -131,10 +131,10 @@ def _described(
         run=header.run or header.delivery,
         worker=request.hostname or "",
         awaited=header.awaited or _is_awaited(request),
-        seen_before=_is_redelivered(request) or request.retries > 0,
+        seen_before=_is_redelivered(request) or request.retries > 0 or header.deferrals > 0,
         redelivery_possible=bool(task.acks_late or request.eta),
         deferrals=header.deferrals,
-        renewals=header.renewals,
+        republished=header.republished,
         answer_from=header.answer_from if policy.tier == "efficiency" else "",
         visibility_timeout=blueprint.runtime.visibility_timeout,
         redelivery_window=blueprint.runtime.redelivery_window(policy.lease),
@@ -184,7 +184,7 @@ def _stored_success(task: SingletonTask, task_id: str) -> tuple[bool, object]:
 
 
 def _defer(task: SingletonTask, request: Any, ex: Execution, aside: Defer) -> Any:
-    header = _header(ex, delivery=ex.delivery, deferrals=ex.deferrals + 1, renewals=ex.renewals)
+    header = _header(ex, delivery=ex.delivery, deferrals=ex.deferrals + 1, republished=ex.republished)
     header = replace(header, answer_from=aside.answer_from or ex.answer_from)
     hold = ex.policy.queue_hold + aside.seconds
     task.blueprint.runtime.admission.extend(_extension(ex, hold))
@@ -201,10 +201,10 @@ def _defer(task: SingletonTask, request: Any, ex: Execution, aside: Defer) -> An
 
 
 def _again(task: SingletonTask, request: Any, ex: Execution, aside: Again) -> Any:
-    header = _header(ex, delivery=new_id(), deferrals=0, renewals=ex.renewals + 1)
+    header = _header(ex, delivery=new_id(), deferrals=0, republished=ex.republished + 1)
     _publish_again(task, request, header, aside.seconds)
     emit(
-        "execution.renewed",
+        "execution.republished",
         key=ex.digest,
         task=ex.task,
         task_id=ex.task_id,
@@ -214,7 +214,7 @@ def _again(task: SingletonTask, request: Any, ex: Execution, aside: Again) -> An
     raise Ignore(f"to be run again in {aside.seconds:.3g} s: {aside.why}")
 
 
-def _header(ex: Execution, *, delivery: str, deferrals: int, renewals: int) -> Header:
+def _header(ex: Execution, *, delivery: str, deferrals: int, republished: int) -> Header:
     return Header(
         key=ex.key,
         fingerprint=ex.fingerprint,
@@ -222,7 +222,7 @@ def _header(ex: Execution, *, delivery: str, deferrals: int, renewals: int) -> H
         run=ex.run,
         awaited=ex.awaited,
         deferrals=deferrals,
-        renewals=renewals,
+        republished=republished,
         answer_from=ex.answer_from,
     )
 

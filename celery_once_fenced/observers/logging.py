@@ -18,7 +18,7 @@ WARNINGS = frozenset(
     {
         "call.unguarded",
         "commit.confirmed",
-        "execution.renewed",
+        "execution.republished",
         "execution.unguarded",
         "fence.held_too_long",
         "fence.lost",

@@ -3,7 +3,7 @@
 A driver translates one question into one round trip and parses what comes back as untrusted text.  It decides
 nothing: the decisions are in the scripts, which are the same protocol for every driver, and in ``guard``.
 All durations are seconds.  ``delivery`` is the delivery id of one published message, ``holder`` the random 128-bit
-id of one acquisition (DESIGN vocabulary: docs/glossary).
+id of one acquisition (words: docs/glossary).
 """
 
 from __future__ import annotations

@@ -73,7 +73,10 @@ class PsycopgTransaction:
         try:
             self.connection.execute(sql, params)
         except psycopg.Error as error:
-            raise translate(error, held) or error from error
+            translated = translate(error, held)
+            if translated is None:
+                raise
+            raise translated from error
 
 
 class PsycopgDatabase:
@@ -106,7 +109,7 @@ class PsycopgDatabase:
 
     def connection_lost(self, error: BaseException) -> bool:
         """Whether ``error``, or what it came from, is the loss of the body's connection (C13)."""
-        return is_connection_loss(error)
+        return self._kept() is None and is_connection_loss(error)
 
     def close(self) -> None:
         """Close this thread's connection; the next transaction opens another."""

@@ -13,6 +13,6 @@ class OnceFencedConfig(AppConfig):
     def ready(self) -> None:
         from celery_once_fenced import runtime
         from django_celery_once_fenced import checks  # noqa: F401  (its import registers the checks)
-        from django_celery_once_fenced.store import DjangoDatabase
+        from django_celery_once_fenced.store import database
 
-        runtime.register_database(DjangoDatabase)
+        runtime.register_database(database)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from django.db import Error, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.utils.connection import ConnectionDoesNotExist
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from celery_once_fenced.stores import Completion, Held
 
-__all__ = ["DjangoDatabase", "DjangoTransaction", "conninfo"]
+__all__ = ["DjangoDatabase", "DjangoTransaction", "conninfo", "database"]
 
 # What Django adds for its own cursors; the plugin's connections have their own.
 _DJANGO_ONLY = frozenset({"autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory"})
@@ -64,7 +64,8 @@ class DjangoDatabase:
 
     def connection_lost(self, error: BaseException) -> bool:
         """Whether ``error``, or what it came from, is the loss of the body's connection (C13)."""
-        return postgres.is_connection_loss(error)
+        own = connections[self.alias].connection  # None once Django has given a broken one up
+        return (own is None or own.closed) and postgres.is_connection_loss(error)
 
 
 class DjangoTransaction:
@@ -90,6 +91,13 @@ class DjangoTransaction:
             if translated is None:
                 raise
             raise translated from error
+
+
+def database(alias: str | None) -> DjangoDatabase | None:
+    """The database of the settings; None where they name none and the default one is not PostgreSQL."""
+    if alias is None and connections[DEFAULT_DB_ALIAS].vendor != "postgresql":
+        return None
+    return DjangoDatabase(alias or DEFAULT_DB_ALIAS)
 
 
 def conninfo(alias: str) -> dict[str, Any]:

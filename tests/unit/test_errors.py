@@ -14,7 +14,7 @@ from celery_once_fenced import errors
 from celery_once_fenced.errors import OnceError
 
 SAMPLES: dict[str, tuple[tuple[object, ...], str]] = {
-    "BusyError": (("report", 12.5), "report is held by another for another 12.5 s"),
+    "BusyError": (("report", 12.5), "report is held by another, for 12.5 s more unless it is renewed"),
     "ConfigError": (("lease={} is wrong",), "lease={} is wrong"),
     "DeferralFailedError": (("t1", "no broker"), "could not defer task t1: no broker"),
     "DuplicateError": (("shop:1", "t1"), "shop:1 is held by task t1"),

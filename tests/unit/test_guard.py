@@ -35,6 +35,7 @@ from tests.fixtures.deliveries import (
     key,
     policy,
 )
+from tests.fixtures.ledger import eventually
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_late_finisher_does_not_release_the_next_holder(bench: Bench) -> None:
 
     bench.run(ex, outlive)
     assert bench.leases.slots() == {"r": other.task_id}
-    assert bench.named("lease.lost")
+    eventually(lambda: bench.named("lease.lost"))
 
 
 def start(bench: Bench, ex: Execution, holder: str = "h") -> None:
@@ -593,7 +594,7 @@ def test_ledger_that_cannot_be_asked_defers_the_same_message(bench: Bench) -> No
 def test_endless_new_attempts_end_in_a_failure(bench: Bench) -> None:
     bench.database.fails = {"commit": ConnectionLostError("server closed the connection")}
     with pytest.raises(ConnectionLostError):
-        bench.run(post(renewals=5), write(bench))
+        bench.run(post(republished=5), write(bench))
 
 
 def held_by(bench: Bench) -> Held:

@@ -18,7 +18,7 @@ FULL = Header(
     run="d1",
     awaited=True,
     deferrals=3,
-    renewals=2,
+    republished=2,
     answer_from="t1",
 )
 
@@ -60,7 +60,7 @@ def test_key_that_is_no_digest_counts_as_missing(digest: Any) -> None:
 def test_count_that_is_none_is_zero(count: Any) -> None:
     parsed = Header.parse({"n": count, "again": count})
     assert parsed is not None
-    assert (parsed.deferrals, parsed.renewals) == (0, 0)
+    assert (parsed.deferrals, parsed.republished) == (0, 0)
 
 
 @pytest.mark.parametrize("flag", [None, 1, "true", [True]])

@@ -182,7 +182,7 @@ def test_every_field_of_the_header_is_documented() -> None:
         run="r",
         awaited=True,
         deferrals=1,
-        renewals=1,
+        republished=1,
         answer_from="t",
         bypass=True,
         once_key="k",
