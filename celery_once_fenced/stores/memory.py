@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from celery_once_fenced.stores import (
     End,
@@ -31,25 +29,11 @@ from celery_once_fenced.stores import (
     StartAnswer,
     Started,
 )
-from celery_once_fenced.stores.counters import HOLD_MAX, HOLD_SUM, hold_field
+from celery_once_fenced.stores.memory_state import Held, State
 
 __all__ = ["MemoryLeaseStore"]
 
 MAX_TEXT = 100
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A hold with the moment it lapses at.  ``hold.left`` is what was left when it was last extended."""
-
-    hold: Hold
-    until: float
-
-    def of_task(self, task_id: str) -> bool:
-        return bool(task_id) and self.hold.task_id == task_id
-
-    def of_delivery(self, delivery: str) -> bool:
-        return bool(delivery) and self.hold.delivery == delivery
 
 
 class MemoryLeaseStore:
@@ -60,25 +44,23 @@ class MemoryLeaseStore:
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
         self._lock = threading.RLock()
+        self._clock = clock
         self.flush()
 
     def flush(self) -> None:
         """Forget everything, as a Redis that was emptied."""
         with self._lock:
-            self._slots: dict[tuple[Slot, str], _Held] = {}
-            self._marks: dict[tuple[str, str], float] = {}
-            self._counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
+            self._state = State(self._clock)
 
     # --- the life of a call ---------------------------------------------------------------------------------
 
     def enqueue(self, ask: Enqueue) -> Enqueued:
         with self._lock:
-            q = self._occupant("q", ask.key.digest)
+            q = self._state.occupant("q", ask.key.digest)
             own = q is not None and q.hold.delivery == ask.delivery
             if ask.mode == "deferred":
-                self._count(ask.task, "deferred")
+                self._state.count(ask.task, "deferred")
                 return self._keep_q(ask, q if own else None)
             if own and ask.span.sets_q:
                 return self._keep_q(ask, q)
@@ -86,97 +68,98 @@ class MemoryLeaseStore:
                 return self._succeed(ask, q)
             return self._admit(ask, q)
 
-    def _keep_q(self, ask: Enqueue, own: _Held | None) -> Enqueued:
+    def _keep_q(self, ask: Enqueue, own: Held | None) -> Enqueued:
         """Extend, never shorten.  A window keeps its end."""
-        if own is not None and not _is_window(ask) and own.until < self._clock() + ask.hold:
-            self._put(own.hold, ask.hold)
+        if own is not None and not _is_window(ask) and own.until < self._state.now() + ask.hold:
+            self._state.put(own.hold, ask.hold)
         return Enqueued(True)
 
-    def _succeed(self, ask: Enqueue, q: _Held | None) -> Enqueued:
+    def _succeed(self, ask: Enqueue, q: Held | None) -> Enqueued:
         """A retry of the task in q takes it over; never refused (E10)."""
         if ask.span.sets_q and not _is_window(ask) and (q is None or q.of_task(ask.task_id)):
             self._take_q(ask)
         return Enqueued(True)
 
-    def _admit(self, ask: Enqueue, q: _Held | None) -> Enqueued:
-        r = self._occupant("r", ask.key.digest)
+    def _admit(self, ask: Enqueue, q: Held | None) -> Enqueued:
+        r = self._state.occupant("r", ask.key.digest)
         by = (ask.span.refused_by_q and q) or (ask.span.refused_by_r and r)
         if by:
-            self._count(ask.task, "awaiting" if ask.mode == "awaited" else "suppressed")
-            return Enqueued(False, self._shown(by))
+            self._state.count(ask.task, "awaiting" if ask.mode == "awaited" else "suppressed")
+            return Enqueued(False, self._state.shown(by))
         if ask.span.sets_q:
             self._take_q(ask)
         return Enqueued(True)
+
+    def _take_q(self, ask: Enqueue) -> None:
+        self._state.put(_hold("q", ask, self._state.now(), holder=ask.delivery), ask.hold)
 
     def start(self, ask: Start) -> Started:
         with self._lock:
             started, mine = self._start(ask)
             if not mine:
-                self._count(ask.task, started.answer)
+                self._state.count(ask.task, started.answer)
             return started
 
     def _start(self, ask: Start) -> tuple[Started, bool]:
         """The answer, and whether it is the one that was already given to this holder."""
-        r = self._occupant("r", ask.slot) if ask.span.needs_r or ask.span.sets_r else None
+        r = self._state.occupant("r", ask.slot) if ask.span.needs_r or ask.span.sets_r else None
         if r is not None and r.hold.holder == ask.holder:
-            self._put(r.hold, ask.lease)
+            self._state.put(r.hold, ask.lease)
             return Started("granted"), True
-        if ask.redelivery and self._marked("done", ask.delivery):
+        if ask.redelivery and self._state.marked("done", ask.delivery):
             self._clear_q(ask, own_task=False)
             return Started("done"), False
-        if ask.redelivery and (wait := self._marked("ending", ask.delivery)):
+        if ask.redelivery and (wait := self._state.marked("ending", ask.delivery)):
             return Started("ending", wait=wait), False
         if ask.span.needs_r and r is not None:
-            return Started(_relation(ask, r), self._shown(r), self._left(r)), False
+            return Started(_relation(ask, r), self._state.shown(r), self._state.left(r)), False
         self._grant(ask)
         return Started("granted"), False
 
     def _grant(self, ask: Start) -> None:
         if ask.span.sets_r:
             name = "" if ask.slot == ask.key.digest else ask.slot
-            hold = _hold("r", ask, self._clock(), holder=ask.holder, worker=ask.worker, name=name)
-            self._put(hold, ask.lease)
+            hold = _hold("r", ask, self._state.now(), holder=ask.holder, worker=ask.worker, name=name)
+            self._state.put(hold, ask.lease)
         self._clear_q(ask, own_task=True)
 
     def _clear_q(self, ask: Start, *, own_task: bool) -> None:
-        q = self._occupant("q", ask.key.digest) if ask.span.clears_q else None
+        q = self._state.occupant("q", ask.key.digest) if ask.span.clears_q else None
         if q is not None and (q.hold.delivery == ask.delivery or (own_task and q.of_task(ask.task_id))):
-            self._free("q", ask.key.digest)
+            self._state.free("q", ask.key.digest)
 
     def renew(self, asks: Sequence[Renewal]) -> list[bool]:
         with self._lock:
             return [self._renew(ask) for ask in asks]
 
     def _renew(self, ask: Renewal) -> bool:
-        r = self._occupant("r", ask.slot)
+        r = self._state.occupant("r", ask.slot)
         if r is None or r.hold.holder != ask.holder:
             return False
-        self._put(r.hold, ask.lease)
-        self._count(ask.task, "renewed")
+        self._state.put(r.hold, ask.lease)
+        self._state.count(ask.task, "renewed")
         return True
 
     def end(self, ask: End) -> bool:
         with self._lock:
             ours = self.release(ask.key.digest, "r", ask.holder, ask.slot)
-            if ask.mark > 0:
-                self._marks["ending", ask.delivery] = self._clock() + ask.mark
-            if ask.requeue > 0 and self._occupant("q", ask.key.digest) is None:
-                self._put(_hold("q", ask, self._clock(), holder=ask.delivery), ask.requeue)
-            self._count_end(ask, ours)
+            self._state.mark("ending", ask.delivery, ask.mark)
+            if ask.requeue > 0 and self._state.occupant("q", ask.key.digest) is None:
+                self._state.put(_hold("q", ask, self._state.now(), holder=ask.delivery), ask.requeue)
+            self._state.count_end(ask, ours)
             return ours
 
     def settle(self, ask: Settle) -> None:
         with self._lock:
-            self._marks.pop(("ending", ask.delivery), None)
-            if ask.window > 0:
-                self._marks["done", ask.delivery] = self._clock() + ask.window
+            self._state.mark("done", ask.delivery, ask.window)
+            self._state.unmark("ending", ask.delivery)
 
     def release(self, digest: str, slot: Slot, holder: str, name: str = "") -> bool:
         with self._lock:
-            held = self._occupant(slot, name or digest)
+            held = self._state.occupant(slot, name or digest)
             if held is None or held.hold.holder != holder:
                 return False
-            self._free(slot, name or digest)
+            self._state.free(slot, name or digest)
             return True
 
     # --- for people and metrics -----------------------------------------------------------------------------
@@ -184,77 +167,25 @@ class MemoryLeaseStore:
     def count(self, digest: str, task: str, counter: str) -> None:
         del digest  # Names the bucket; here all counters are together.
         with self._lock:
-            self._count(task, counter)
+            self._state.count(task, counter)
 
     def look(self, digest: str) -> list[Hold]:
         with self._lock:
-            slots = (self._occupant("q", digest), self._occupant("r", digest))
-            return [self._shown(held) for held in slots if held is not None]
+            slots = (self._state.occupant("q", digest), self._state.occupant("r", digest))
+            return [self._state.shown(held) for held in slots if held is not None]
 
     def holds(self) -> Iterator[Hold]:
         with self._lock:
-            self._sweep()
-            held = sorted(self._slots.values(), key=lambda held: (held.hold.digest[:1], held.until))
-            shown = [self._shown(each) for each in held]
+            shown = [self._state.shown(held) for held in self._state.all()]
         return iter(shown)
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
         with self._lock:
-            self._sweep()
-            return {task: dict(counters) for task, counters in self._counters.items()}
+            self._state.all()  # counts what has lapsed
+            return {task: dict(counters) for task, counters in self._state.counters.items()}
 
     def close(self) -> None:
         """Nothing to close."""
-
-    # --- slots, marks, counters -----------------------------------------------------------------------------
-
-    def _occupant(self, slot: Slot, name: str) -> _Held | None:
-        held = self._slots.get((slot, name))
-        if held is not None and held.until <= self._clock():
-            self._expire(slot, name)
-            return None
-        return held
-
-    def _put(self, hold: Hold, seconds: float) -> None:
-        self._slots[hold.slot, hold.name or hold.digest] = _Held(hold, self._clock() + seconds)
-
-    def _take_q(self, ask: Enqueue) -> None:
-        self._put(_hold("q", ask, self._clock(), holder=ask.delivery), ask.hold)
-
-    def _free(self, slot: Slot, name: str) -> None:
-        del self._slots[slot, name]
-
-    def _expire(self, slot: Slot, name: str) -> None:
-        held = self._slots.pop((slot, name))
-        if slot == "r":
-            self._count(held.hold.task, "expired")
-
-    def _sweep(self) -> None:
-        for slot, name in list(self._slots):
-            self._occupant(slot, name)
-
-    def _marked(self, mark: str, delivery: str) -> float:
-        """Seconds left of a mark; 0 without one."""
-        return max(0.0, self._marks.get((mark, delivery), 0.0) - self._clock())
-
-    def _left(self, held: _Held) -> float:
-        return held.until - self._clock()
-
-    def _shown(self, held: _Held) -> Hold:
-        return replace(held.hold, left=self._left(held))
-
-    def _count(self, task: str, counter: str, by: int = 1) -> None:
-        self._counters[task][counter] += by
-
-    def _count_end(self, ask: End, ours: bool) -> None:
-        self._count(ask.task, "released" if ours else "lost")
-        if ask.counter:
-            self._count(ask.task, ask.counter)
-        if ask.held is not None:
-            ran = round(ask.held * 1000)
-            self._count(ask.task, hold_field(ask.held))
-            self._count(ask.task, HOLD_SUM, ran)
-            self._counters[ask.task][HOLD_MAX] = max(ran, self._counters[ask.task][HOLD_MAX])
 
 
 def _is_window(ask: Enqueue) -> bool:
@@ -262,7 +193,7 @@ def _is_window(ask: Enqueue) -> bool:
     return ask.span.sets_q and not ask.span.clears_q
 
 
-def _relation(ask: Start, r: _Held) -> StartAnswer:
+def _relation(ask: Start, r: Held) -> StartAnswer:
     if r.of_delivery(ask.delivery):
         return "twin"
     return "successor" if r.of_task(ask.task_id) else "busy"

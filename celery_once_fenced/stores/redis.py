@@ -13,20 +13,13 @@ from typing import Any
 
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.policy import Span
-from celery_once_fenced.stores import (
-    End,
-    Enqueue,
-    Enqueued,
-    Hold,
-    Renewal,
-    Settle,
-    Slot,
-    Start,
-    Started,
-)
-from celery_once_fenced.stores.counters import HOLD_MAX, hold_field
+from celery_once_fenced.stores import End, Enqueue, Enqueued, Hold, Renewal, Settle, Slot, Start, Started
+from celery_once_fenced.stores.counters import hold_field
 from celery_once_fenced.stores.redis_link import Command, RedisLink, Script, script
 from celery_once_fenced.stores.redis_values import (
+    (,
+    add_counters,
+)
     MAX_TEXT,
     decode,
     encode,
@@ -186,7 +179,7 @@ class RedisLeaseStore:
         total: dict[str, dict[str, int]] = {}
         for bucket in self._link.ask(*(stats.call(self._bucket(digit)) for digit in BUCKETS)):
             for task, pairs in bucket:
-                _add(total.setdefault(decode(task), {}), pairs)
+                add_counters(total.setdefault(decode(task), {}), pairs)
         return total
 
     def server_version(self) -> str | None:
@@ -255,13 +248,3 @@ def _renewal(ask: Renewal) -> Command:
 
 def _flat(parts: Any) -> list[Any]:
     return [item for part in parts for item in part]
-
-
-def _add(counters: dict[str, int], pairs: Sequence[str]) -> None:
-    for field, value in zip(pairs[::2], pairs[1::2], strict=True):
-        if value.lstrip("-").isdecimal():
-            counters[field] = _merge(field, counters.get(field, 0), int(value))
-
-
-def _merge(field: str, one: int, other: int) -> int:
-    return max(one, other) if field == HOLD_MAX else one + other

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_once_fenced.stores import Hold, Slot
+from celery_once_fenced.stores.counters import HOLD_MAX
 
-__all__ = ["MAX_TEXT", "decode", "encode", "milliseconds", "parse_hold", "parse_member"]
+__all__ = ["MAX_TEXT", "add_counters", "decode", "encode", "milliseconds", "parse_hold", "parse_member"]
 
 MAX_TEXT = 100
 """Characters of the readable key that are stored with a hold."""
@@ -72,6 +73,17 @@ def parse_member(row: Sequence[Any]) -> Hold | None:
     return parse_hold(
         "q" if slot == "q" else "r", digest, value, left, "" if name == digest else decode(name)
     )
+
+
+def add_counters(counters: dict[str, int], pairs: Sequence[str]) -> None:
+    """Add the fields and values of one bucket, as ``stats.lua`` answers them, to those of the others."""
+    for field, value in zip(pairs[::2], pairs[1::2], strict=True):
+        if value.lstrip("-").isdecimal():
+            counters[field] = _merge(field, counters.get(field, 0), int(value))
+
+
+def _merge(field: str, one: int, other: int) -> int:
+    return max(one, other) if field == HOLD_MAX else one + other
 
 
 def _number(text: object) -> int:

@@ -1,0 +1,100 @@
+"""What the memory store remembers: holds and marks, which lapse, and counters.  It knows no rule but time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from celery_once_fenced.stores import End, Hold, Slot
+from celery_once_fenced.stores.counters import HOLD_MAX, HOLD_SUM, hold_field
+
+__all__ = ["Held", "State"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A hold with the moment it lapses at.  ``hold.left`` means nothing here."""
+
+    hold: Hold
+    until: float
+
+    def of_task(self, task_id: str) -> bool:
+        """Whether it is a delivery of this task id; a task without an id is nobody's."""
+        return bool(task_id) and self.hold.task_id == task_id
+
+    def of_delivery(self, delivery: str) -> bool:
+        return bool(delivery) and self.hold.delivery == delivery
+
+
+class State:
+    """Times are seconds of ``clock``.  A lapsed running hold is counted as expired by whoever finds it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._slots: dict[tuple[Slot, str], Held] = {}
+        self._marks: dict[tuple[str, str], float] = {}
+        self.counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def now(self) -> float:
+        return self._clock()
+
+    # --- slots ----------------------------------------------------------------------------------------------
+
+    def occupant(self, slot: Slot, name: str) -> Held | None:
+        held = self._slots.get((slot, name))
+        if held is not None and held.until <= self.now():
+            self.free(slot, name)
+            if slot == "r":
+                self.count(held.hold.task, "expired")
+            return None
+        return held
+
+    def put(self, hold: Hold, seconds: float) -> None:
+        self._slots[hold.slot, hold.name or hold.digest] = Held(hold, self.now() + seconds)
+
+    def free(self, slot: Slot, name: str) -> None:
+        del self._slots[slot, name]
+
+    def all(self) -> list[Held]:
+        """By bucket, soonest to lapse first."""
+        found = [held for key in list(self._slots) if (held := self.occupant(*key)) is not None]
+        return sorted(found, key=lambda held: (held.hold.digest[:1], held.until))
+
+    def left(self, held: Held) -> float:
+        return held.until - self.now()
+
+    def shown(self, held: Held) -> Hold:
+        return replace(held.hold, left=self.left(held))
+
+    # --- marks ----------------------------------------------------------------------------------------------
+
+    def mark(self, name: str, delivery: str, seconds: float) -> None:
+        """Nothing for 0 seconds."""
+        if seconds > 0:
+            self._marks[name, delivery] = self.now() + seconds
+
+    def unmark(self, name: str, delivery: str) -> None:
+        self._marks.pop((name, delivery), None)
+
+    def marked(self, name: str, delivery: str) -> float:
+        """Seconds left of a mark; 0 without one."""
+        return max(0.0, self._marks.get((name, delivery), 0.0) - self.now())
+
+    # --- counters -------------------------------------------------------------------------------------------
+
+    def count(self, task: str, counter: str, by: int = 1) -> None:
+        self.counters[task][counter] += by
+
+    def count_end(self, ask: End, ours: bool) -> None:
+        self.count(ask.task, "released" if ours else "lost")
+        if ask.counter:
+            self.count(ask.task, ask.counter)
+        if ask.held is not None:
+            self._count_duration(ask.task, ask.held)
+
+    def _count_duration(self, task: str, seconds: float) -> None:
+        ran = round(seconds * 1000)
+        self.count(task, hold_field(seconds))
+        self.count(task, HOLD_SUM, ran)
+        self.counters[task][HOLD_MAX] = max(ran, self.counters[task][HOLD_MAX])
