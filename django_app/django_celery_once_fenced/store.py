@@ -7,6 +7,7 @@ writes commit together or not at all.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class DjangoDatabase:
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
+        self._used = threading.local()
 
     def conninfo(self) -> dict[str, Any]:
         """See :func:`conninfo`."""
@@ -51,9 +53,11 @@ class DjangoDatabase:
         Raises ``FencedOffError`` when begin finds a newer token, ``GrantError`` when the body manages a durable
         transaction of its own, ``ConfigError`` when the alias cannot be used.
         """
+        self._used.connection = None
         connection = _ready(self.alias)
         try:
             with transaction.atomic(using=self.alias, durable=True):
+                self._used.connection = connection.connection
                 opened = DjangoTransaction(connection)
                 opened.begin(held)
                 yield opened
@@ -64,7 +68,8 @@ class DjangoDatabase:
 
     def connection_lost(self, error: BaseException) -> bool:
         """Whether ``error``, or what it came from, is the loss of the body's connection (C13)."""
-        own = connections[self.alias].connection  # None once Django has given a broken one up
+        # Not any connection's: the body may have lost one to elsewhere.  Django has opened another by now, perhaps.
+        own = getattr(self._used, "connection", None)
         return (own is None or own.closed) and postgres.is_connection_loss(error)
 
 
