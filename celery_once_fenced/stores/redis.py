@@ -17,10 +17,8 @@ from celery_once_fenced.stores import End, Enqueue, Enqueued, Hold, Renewal, Set
 from celery_once_fenced.stores.counters import hold_field
 from celery_once_fenced.stores.redis_link import Command, RedisLink, Script, script
 from celery_once_fenced.stores.redis_values import (
-    (,
-    add_counters,
-)
     MAX_TEXT,
+    add_counters,
     decode,
     encode,
     milliseconds,
