@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -37,6 +38,8 @@ __all__ = ["Blueprint", "FencedTask", "SingletonTask"]
 
 AWAITING_OPTIONS = ("chain", "chord", "group_id", "link", "link_error")
 """Options of apply_async with which something waits for this very call (E12)."""
+POSITIONAL_OPTIONS = ("producer", "link", "link_error", "shadow")
+"""Options of apply_async that Celery also takes by position, after args, kwargs and task_id."""
 NAMING_OPTIONS = ("fingerprint", "key", "resource")
 """Options of ``Once`` that name arguments of the task."""
 DURABLE = ("acks_late", "reject_on_worker_lost")
@@ -72,20 +75,18 @@ class SingletonTask(Task):
     def _check_declaration(self) -> None:
         """Names in ``key``, ``fingerprint`` and ``resource`` are checked at once, whatever the settings will say."""
         plan = CallPlan.of(_unbound(type(self)), self.name or type(self).__name__)
-        for once in self._once_layers():
-            named = {option: value for option, value in once.given().items() if option in NAMING_OPTIONS}
-            KeyRecipe(plan, **named)
+        options = ChainMap(*(once.given() for once in self._once_layers()))
+        KeyRecipe(plan, **{name: options[name] for name in NAMING_OPTIONS if name in options})
 
     # --- binding ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def bind(cls, app: Any) -> Any:
-        refused = [name for name in DURABLE if getattr(cls, name, None) is False]
-        already_bound = cls.__bound__
+        refused = [name for name in DURABLE if _says_false(cls, name)]
         bound = super().bind(app)
         if _is_concrete(cls):
             cls.name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
-            cls._guard(app, [] if already_bound else refused)
+            cls._guard(app, refused)
         return bound
 
     @classmethod
@@ -100,7 +101,11 @@ class SingletonTask(Task):
 
     @classmethod
     def _once_layers(cls) -> list[Once]:
-        return [layer for base in cls.__mro__ if (layer := base.__dict__.get("once")) is not None]
+        layers = [layer for base in cls.__mro__ if (layer := base.__dict__.get("once")) is not None]
+        for layer in layers:
+            if not isinstance(layer, Once):
+                raise ConfigError(f"{cls.name or cls.__name__}: once={layer!r} must be Once(…)")
+        return layers
 
     @classmethod
     def _policy(cls, runtime: Runtime) -> Policy:
@@ -168,7 +173,9 @@ class SingletonTask(Task):
         Redis does not answer and ``on_store_error="raise"``, ``KeyDerivationError`` (a ``TypeError``) where the
         arguments cannot be made into a key.
         """
-        options.update(zip(("producer", "link", "link_error", "shadow"), positional, strict=False))
+        if len(positional) > len(POSITIONAL_OPTIONS):
+            raise TypeError(f"apply_async() takes {3 + len(POSITIONAL_OPTIONS)} positional arguments at most")
+        options.update(zip(POSITIONAL_OPTIONS, positional, strict=False))
         if self.app.conf.task_always_eager:
             return self._eager(args, kwargs, task_id, options)
         publication = Publication(self, args or (), kwargs or {}, task_id, options)
@@ -337,7 +344,7 @@ class Publication:
     @cached_property
     def _delay(self) -> float:
         """Seconds until the message may run."""
-        return self._seconds_until(self.options.get("eta") or self.options.get("countdown")) or 0.0
+        return self._seconds_until(self.options.get("countdown") or self.options.get("eta")) or 0.0
 
     @property
     def _expires(self) -> float | None:
@@ -387,6 +394,12 @@ def _current_alias() -> str | None:
 def _is_concrete(cls: type) -> bool:
     """Whether this is a task, not one of its base classes."""
     return inspect.getattr_static(cls, "run") is not inspect.getattr_static(Task, "run")
+
+
+def _says_false(cls: type, name: str) -> bool:
+    """Whether an attribute was written as False: what a bound class has may be Celery's configuration instead."""
+    owner = next((base for base in cls.__mro__ if name in base.__dict__), cls)
+    return owner.__dict__.get(name) is False and not owner.__dict__.get("__bound__")
 
 
 def _unbound(cls: type) -> Any:
