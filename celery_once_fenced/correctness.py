@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from celery_once_fenced.errors import (
     ExhaustedError,
@@ -129,6 +130,7 @@ class Correctness:
                 attempt=held.attempt,
                 belief=kept,
                 connection=transaction.connection,
+                ask=partial(self._keeper.ask, kept),
             )
             with granted(grant):
                 encoded = Encoded.of(body(grant), self._codec)

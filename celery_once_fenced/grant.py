@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -38,6 +38,7 @@ class Grant:
         attempt: int = 1,
         belief: Belief | None = None,
         connection: Any = None,
+        ask: Callable[[], None] | None = None,
     ) -> None:
         self.key = key
         self.resource = resource
@@ -45,6 +46,7 @@ class Grant:
         self.attempt = attempt
         self.connection = connection
         self._belief = belief
+        self._ask = ask
 
     def __repr__(self) -> str:
         return f"<Grant {self.key!r} token={self.token} attempt={self.attempt}>"
@@ -65,6 +67,12 @@ class Grant:
         if self.token is None or self.resource is None:
             raise LeaseLostError(self.key)
         raise FencedOffError(self.resource, self.token)
+
+    def _confirm(self) -> None:
+        """Like :meth:`check`, but of a fence Postgres is asked first: a round trip, before what cannot be undone."""
+        if self._ask is not None:
+            self._ask()
+        self.check()
 
     def headers(self) -> dict[str, str]:
         """``Fencing-Token`` for a service that checks tokens itself; empty where there is no token."""

@@ -7,6 +7,7 @@ leases: docs/explanation/protocol).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -17,6 +18,9 @@ from celery_once_fenced.lease import Clock, Lease, boot_clock
 from celery_once_fenced.stores import FenceRenewal, Held, LeaseStore, LedgerStore, Renewal
 
 __all__ = ["FenceKeeper", "KeptFence", "KeptLease", "LeaseKeeper"]
+
+CLAIM_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""Seconds between questions about a fence that a claim has locked: it may be ending our own session just now (C9)."""
 
 
 class KeptLease:
@@ -147,6 +151,19 @@ class FenceKeeper:
     def keeping(self, kept: KeptFence) -> AbstractContextManager[KeptFence]:
         """Renew ``kept`` for the length of the block."""
         return self._beat.keeping(kept)
+
+    def ask(self, kept: KeptFence) -> None:
+        """Find out whether ``kept`` is still ours, by renewing it now; a claim in flight on it is waited for."""
+        for pause in (*CLAIM_PAUSES, 0.0):
+            sent = self.clock()
+            try:
+                (answer,) = self._ledger.renew([kept.renewal])
+            except StoreUnavailableError:  # then it is not known
+                return
+            kept.answered(answer, sent)
+            if answer != "locked":
+                return
+            time.sleep(pause)
 
     def _renew(self, batch: Sequence[KeptFence]) -> None:
         sent = self.clock()

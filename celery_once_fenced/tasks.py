@@ -199,6 +199,15 @@ class SingletonTask(Task):
         transaction = importlib.import_module("django.db.transaction")
         transaction.on_commit(partial(self.apply_async, *args, **kwargs), using=_current_alias())
 
+    def retry(self, *args: Any, **kwargs: Any) -> Any:
+        """Celery's ``retry``.  Raises ``FencedOffError`` where the fence is another's by now (L10).
+
+        Its holder does the work; a retry would be answered from the ledger and send the callbacks a second time.
+        """
+        if self.grant.token is not None:
+            self.grant._confirm()
+        return super().retry(*args, **kwargs)
+
     def replace(self, sig: Any) -> Any:
         """Replace this task by another (Celery).  Raises ``GrantError`` in the correctness tier (L11)."""
         if self.blueprint.policy.tier == "correctness":
