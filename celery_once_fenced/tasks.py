@@ -36,8 +36,10 @@ from celery_once_fenced.stores import Enqueue, Mode
 
 __all__ = ["Blueprint", "FencedTask", "SingletonTask"]
 
-AWAITING_OPTIONS = ("chain", "chord", "group_id", "link", "link_error")
-"""Options of apply_async with which something waits for this very call (E12)."""
+AWAITING_OPTIONS = ("chain", "chord", "group_id", "link", "link_error", "parent_id")
+"""Options of apply_async with which something waits for this very call (E12).  ``parent_id`` is given by Celery alone,
+to a callback: an exception from its publish would make a failure of the task that has just succeeded.
+"""
 POSITIONAL_OPTIONS = ("producer", "link", "link_error", "shadow")
 """Options of apply_async that Celery also takes by position, after args, kwargs and task_id."""
 NAMING_OPTIONS = ("fingerprint", "key", "resource")
