@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry
 
+from celery_once_fenced import doctor
 from celery_once_fenced.errors import DeferralFailedError, DuplicateError
 from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Grant
@@ -77,10 +78,16 @@ def run(task: SingletonTask, request: Any, args: Sequence[Any], kwargs: Mapping[
 def _body(
     task: SingletonTask, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any], _grant: Grant
 ) -> object:
-    if task._track_started and not task.ignore_result:
+    if task._track_started and not _ignores_result(task, request):
         # Stored after the grant: a delivery that steps aside must not turn a result back into STARTED (E9).
         task.backend.store_result(request.id, {"hostname": request.hostname}, states.STARTED, request=request)
     return task.run(*args, **kwargs)
+
+
+def _ignores_result(task: SingletonTask, request: Any) -> bool:
+    """What the call said, else the task: a class attribute of the request says nothing."""
+    said = vars(request).get("ignore_result")
+    return bool(task.ignore_result if said is None else said)
 
 
 # --- what is known of a delivery -------------------------------------------------------------------------------------
@@ -91,7 +98,7 @@ def _execution(
 ) -> Execution | None:
     """The delivery as the guard sees it; None where it is not guarded."""
     header = Header.parse(getattr(request, HEADER, None)) or Header()
-    if header.bypass:
+    if header.bypass and task.blueprint.policy.tier == "efficiency":  # the other tier never runs unguarded
         return None
     header = _identified(task, request, header, args, kwargs)
     return None if header.key is None else _described(task, request, header.key, header, args, kwargs)
@@ -255,7 +262,9 @@ def _skip(task: SingletonTask, request: Any, ex: Execution, aside: Skip) -> Any:
     reason = f"skipped: {ex.key.text} is held by task {aside.by}"
     task.blueprint.runtime.admission.withdraw(ex.digest, ex.delivery)
     emit("execution.skipped", key=ex.digest, task=ex.task, task_id=ex.task_id, holder_task=aside.by)
-    task.backend.mark_as_revoked(request.id, reason, request=request, store_result=not task.ignore_result)
+    task.backend.mark_as_revoked(
+        request.id, reason, request=request, store_result=not _ignores_result(task, request)
+    )
     raise Ignore(reason)
 
 
@@ -320,6 +329,14 @@ def _on_before_publish(headers: dict[str, Any] | None = None, properties: Any = 
         headers[HEADER] = Header(bypass=bypass, once_key=once_key).dump()
 
 
+def _on_worker_setup(instance: Any = None, **_: Any) -> None:
+    doctor.log_findings(instance.app)
+
+
+def _on_beat_start(sender: Any = None, **_: Any) -> None:
+    doctor.log_findings(sender.app)
+
+
 def _on_process_init(**_: Any) -> None:
     global _limits_are_enforced
     _limits_are_enforced = True
@@ -332,4 +349,6 @@ def _is_guarded(task: Any) -> bool:
 signals.task_postrun.connect(_on_postrun, weak=False, dispatch_uid="celery_once_fenced.postrun")
 signals.task_revoked.connect(_on_revoked, weak=False, dispatch_uid="celery_once_fenced.revoked")
 signals.before_task_publish.connect(_on_before_publish, weak=False, dispatch_uid="celery_once_fenced.publish")
+signals.celeryd_after_setup.connect(_on_worker_setup, weak=False, dispatch_uid="celery_once_fenced.setup")
+signals.beat_init.connect(_on_beat_start, weak=False, dispatch_uid="celery_once_fenced.beat")
 signals.worker_process_init.connect(_on_process_init, weak=False, dispatch_uid="celery_once_fenced.process")
