@@ -10,8 +10,17 @@ from typing import Any
 
 import pytest
 from celery import Celery, shared_task
+from celery.app.task import Context
 
-from celery_once_fenced import ConfigError, FencedTask, GrantError, KeyDerivationError, Once, SingletonTask
+from celery_once_fenced import (
+    ConfigError,
+    FencedTask,
+    GrantError,
+    KeyDerivationError,
+    Once,
+    SingletonTask,
+    worker,
+)
 from celery_once_fenced.grant import Grant, granted
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.runtime import runtime_of
@@ -483,3 +492,39 @@ def test_unknown_name_is_an_attribute_error() -> None:
 def run_alone(script: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def message(**fields: Any) -> Context:
+    return Context({"id": "t1", "retries": 0, "args": (1,), "kwargs": {}, **fields})
+
+
+def test_message_sent_by_name_may_bypass_the_efficiency_tier(app: Celery) -> None:
+    assert worker._execution(declared(app), message(once_fenced={"bypass": True}), (1,), {}) is None
+
+
+def test_message_sent_by_name_cannot_bypass_the_correctness_tier(fenced_app: Celery) -> None:
+    task = declared(fenced_app, Once(replay_for=60), base=FencedTask)
+    execution = worker._execution(task, message(once_fenced={"bypass": True}), (1,), {})
+    assert execution is not None
+    assert execution.key == task.blueprint.recipe.derive((1,), {})
+
+
+def test_message_without_header_is_known_by_task_id_retries_and_nesting(app: Celery) -> None:
+    execution = worker._execution(declared(app), message(retries=2), (1,), {})
+    assert execution is not None
+    assert (execution.delivery, execution.run, execution.seen_before) == ("t1.2.0", "t1", True)
+
+
+@pytest.mark.parametrize(
+    ("of_task", "of_call", "ignored"),
+    [(False, None, False), (True, None, True), (True, False, False), (False, True, True)],
+)
+def test_result_is_ignored_where_the_call_or_else_the_task_says_so(
+    app: Celery, of_task: bool, of_call: bool | None, ignored: bool
+) -> None:
+    """A skipped call whose caller waits must end, whatever the task's default is (E14)."""
+    said = {} if of_call is None else {"ignore_result": of_call}
+    assert worker._ignores_result(declared(app, ignore_result=of_task), message(**said)) is ignored
