@@ -1,6 +1,6 @@
 """``celery -A proj once …`` and, through the Django app, ``manage.py once_fenced …``.
 
-Exit status: 0 done, 1 nothing was released because the holder is another by now, 2 wrong usage or unknown key, 3 a
+Exit status: 0 done, 1 nothing was released because the holder is another by now, or the doctor found an error, 2 wrong usage or unknown key, 3 a
 store does not answer.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import wraps
 from typing import Any
 
@@ -16,6 +16,7 @@ import click
 
 from celery_once_fenced import outside, runtime
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
+from celery_once_fenced.outcome import moment_of
 from celery_once_fenced.stores import HeldFence, Hold
 
 __all__ = ["once"]
@@ -43,7 +44,11 @@ def _explained(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.group(name="once", help="See, explain and free what jobs hold (celery-once-fenced).")
-def once() -> None: ...
+@click.pass_context
+def once(context: click.Context) -> None:
+    app = getattr(context.obj, "app", None)
+    if app is not None:  # the one that `celery -A` names, not whichever was made last
+        app.set_current()
 
 
 @once.command()
@@ -94,6 +99,21 @@ def release(context: click.Context, key: str, holder: str | None, reason: str, y
     if not any(freed):
         click.echo("nothing was freed")
         context.exit(1)
+
+
+@once.command()
+@_explained
+def doctor() -> None:
+    """Say what is wrong with the set-up; exit status 1 where a promise is broken."""
+    from celery_once_fenced.doctor import examine
+
+    findings = list(examine(runtime.current().app))
+    for finding in findings:
+        click.echo(f"{finding.level}: {finding.text}")
+    if not findings:
+        click.echo("nothing is wrong")
+    if any(finding.level == "error" for finding in findings):
+        raise SystemExit(1)
 
 
 @once.command()
@@ -156,8 +176,9 @@ def _fence_row(fence: HeldFence) -> dict[str, Any]:
     }
 
 
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def _moment(seconds: float) -> str | None:
+    moment = moment_of(seconds)
+    return moment and moment.isoformat(timespec="seconds")
 
 
 def _plain(value: Any) -> Any:

@@ -87,6 +87,14 @@ class Runtime:
         self._app = weakref.ref(app)
         self.settings = Settings.from_mapping(app.conf.get("once_fenced") or {})
 
+    @property
+    def app(self) -> Any:
+        """The Celery app.  Raises ``ConfigError`` when it is gone."""
+        app = self._app()
+        if app is None:
+            raise ConfigError("the Celery app of these settings is gone")
+        return app
+
     @cached_property
     def leases(self) -> LeaseStore:
         from celery_once_fenced.stores.redis import RedisLeaseStore

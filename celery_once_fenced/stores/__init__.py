@@ -184,6 +184,10 @@ class LeaseStore(Protocol):
         """Counters per task name, summed over the buckets."""
         ...
 
+    def maxmemory_policy(self) -> str | None:
+        """What the server does when it is full (E19); None when it cannot be read."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -184,6 +184,9 @@ class MemoryLeaseStore:
             self._state.all()  # counts what has lapsed
             return {task: dict(counters) for task, counters in self._state.counters.items()}
 
+    def maxmemory_policy(self) -> str | None:
+        return "noeviction"
+
     def close(self) -> None:
         """Nothing to close."""
 

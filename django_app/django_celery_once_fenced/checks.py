@@ -10,7 +10,7 @@ from django.apps import apps
 from django.conf import settings
 from django.core import checks
 
-from celery_once_fenced import config
+from celery_once_fenced import config, doctor
 from celery_once_fenced.errors import ConfigError
 from django_celery_once_fenced import conf, install
 from django_celery_once_fenced.store import postgresql
@@ -87,6 +87,21 @@ def check_celery(**_kwargs: Any) -> list[CheckMessage]:
         for app in apps_of_project
         if not app.conf.get("once_fenced")
     ]
+
+
+@checks.register(checks.Tags.database)
+def check_set_up(databases: Sequence[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
+    """E007, W004: what the doctor finds in the project's apps.  Asks Redis."""
+    if not databases:
+        return []
+    kinds = {"error": (checks.Error, "once_fenced.E007"), "warning": (checks.Warning, "once_fenced.W004")}
+    found = []
+    for app in conf.celery_apps():
+        if app.conf.get("once_fenced") and not config.problems(app.conf.once_fenced):
+            for finding in doctor.examine(app):
+                kind, identity = kinds[finding.level]
+                found.append(kind(f"{finding.text}.", id=identity))
+    return found
 
 
 @checks.register(checks.Tags.database)
