@@ -178,7 +178,7 @@ def _fence_row(fence: HeldFence) -> dict[str, Any]:
 
 def _moment(seconds: float) -> str | None:
     moment = moment_of(seconds)
-    return moment and moment.isoformat(timespec="seconds")
+    return None if moment is None else moment.isoformat(timespec="seconds")
 
 
 def _plain(value: Any) -> Any:

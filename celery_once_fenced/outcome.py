@@ -8,7 +8,7 @@ from typing import Literal
 
 from celery_once_fenced.stores import Hold
 
-__all__ = ["Outcome", "Status"]
+__all__ = ["Outcome", "Status", "moment_of"]
 
 Status = Literal["enqueued", "duplicate", "replaced", "kept_last", "awaiting", "unguarded"]
 
@@ -40,13 +40,13 @@ class Outcome:
             reason=reason,
             key=key,
             task_id=hold.task_id,
-            since=_utc(hold.since),
+            since=moment_of(hold.since),
             until=datetime.now(UTC) + timedelta(seconds=hold.left),
         )
 
 
-def _utc(seconds: float) -> datetime | None:
-    """What a store says is parsed as untrusted: a time beyond the calendar is no time."""
+def moment_of(seconds: float) -> datetime | None:
+    """Unix time as a moment (UTC).  What a store says is untrusted: a time beyond the calendar is None."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, OSError, ValueError):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from platform import node
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from celery_once_fenced.grant import Grant
 from celery_once_fenced.keepers import KeptLease
 from celery_once_fenced.keys import Key, KeyRecipe, KeyText, new_id
 from celery_once_fenced.option_checks import lease_seconds
+from celery_once_fenced.outcome import moment_of
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.stores import End, HeldFence, Hold, LedgerStore, Renewal, Slot, Start, Started
 
@@ -211,7 +211,8 @@ def _is_of(fence: HeldFence, digest: str, text: str) -> bool:
 
 
 def _at(since: float) -> str:
-    return datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    moment = moment_of(since)
+    return "an unknown time" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _hold_sentence(hold: Hold) -> str:
