@@ -380,11 +380,44 @@ class FenceRenewal:
     lease: float
 
 
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What a person decides of an entry in doubt; ``retryable`` = run again with the same downstream keys."""
+
+    digest: bytes
+    state: Literal["succeeded", "failed", "retryable"]
+    result: str | None
+    """ASCII JSON text, where succeeded."""
+    error: str | None
+    retention: float
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """``done``: it was in doubt, and is no more.  ``message``: the stored message to publish, where retryable."""
+
+    done: bool
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxMessage:
+    task_id: str
+    message: str
+    """As ``grant.send`` wrote it."""
+
+
 class Transaction(Protocol):
     """The body's own transaction, open, with begin done (C14)."""
 
     connection: Any
     """What the body may write through: a Django connection wrapper, or a psycopg connection."""
+
+    def put(self, held: Held, task_id: str, message: str) -> None:
+        """Write a message of the outbox, which exists if and only if this transaction commits (L9)."""
+        ...
 
     def complete(self, held: Held, completion: Completion) -> None:
         """Last statement of the transaction.  Raises ``FencedOffError``, ``GrantError`` when the body ended the
@@ -404,6 +437,10 @@ class Database(Protocol):
 
         Raises ``FencedOffError`` when begin finds a newer token.
         """
+        ...
+
+    def detached(self) -> AbstractContextManager[Any]:
+        """An ordinary transaction, for a detached grant: gives the connection, commits at the end of the block."""
         ...
 
     def connection_lost(self, error: BaseException) -> bool:
@@ -448,6 +485,16 @@ class LedgerStore(Protocol):
 
         Returns the new token, None when the holder is another by now.  Who and why go into the event table.
         """
+        ...
+
+    def resolve(self, ask: Resolution) -> Resolved: ...
+    def forget(self, digest: bytes, reason: str, actor: str = "") -> bool:
+        """Let a key that is not running run again from the start.  False where there is nothing to forget."""
+        ...
+
+    def outbox_confirm(self, task_ids: Sequence[str]) -> None: ...
+    def outbox_take(self, age: float, limit: int = 100) -> list[OutboxMessage]:
+        """Messages that nobody has published for ``age`` seconds; they are the caller's for as long."""
         ...
 
     def prune(self, grace: float, batch: int = 1000) -> Pruned:

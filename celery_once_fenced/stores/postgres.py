@@ -23,12 +23,16 @@ from celery_once_fenced.stores import (
     Held,
     HeldFence,
     Operation,
+    OutboxMessage,
     Pruned,
     RenewalAnswer,
+    Resolution,
+    Resolved,
 )
 from celery_once_fenced.stores.postgres_body import (
     BEGIN_SQL,
     COMPLETE_SQL,
+    OUTBOX_SQL,
     PsycopgDatabase,
     begin_params,
     complete_params,
@@ -41,6 +45,7 @@ __all__ = [
     "BEGIN_SQL",
     "COMPLETE_SQL",
     "FILES",
+    "OUTBOX_SQL",
     "PostgresLedgerStore",
     "PsycopgDatabase",
     "begin_params",
@@ -78,6 +83,10 @@ select resource, token, holder, key_digest as digest, task_id, task_name as task
  order by resource limit %s::int
 """
 _FORCE_RELEASE = "select once_fenced_force_release_v1(%s, %s, %s, %s) as token"
+_RESOLVE = "select * from once_fenced_resolve_v1(%s::bytea, %s, %s, %s, %s::float8, %s, %s)"
+_FORGET = "select once_fenced_forget_v1(%s::bytea, %s, %s) as done"
+_CONFIRM = "select once_fenced_outbox_confirm_v1(%s::text[]) as confirmed"
+_TAKE = "select * from once_fenced_outbox_take_v1(%s::float8, %s::int)"
 _PRUNE = "select * from once_fenced_prune_v1(%s::float8, %s::int)"
 
 _PAGE = 500
@@ -173,6 +182,23 @@ class PostgresLedgerStore:
         """See ``force_release_v1.sql``."""
         token: int | None = self._claims.ask(_FORCE_RELEASE, (resource, holder, actor, reason))[0]["token"]
         return token
+
+    def resolve(self, ask: Resolution) -> Resolved:
+        """See ``resolve_v1.sql``."""
+        params = (ask.digest, ask.state, ask.result, ask.error, ask.retention, ask.actor, ask.reason)
+        return _answer(Resolved, self._claims.ask(_RESOLVE, params))
+
+    def forget(self, digest: bytes, reason: str, actor: str = "") -> bool:
+        """See ``forget_v1.sql``."""
+        return bool(self._claims.ask(_FORGET, (digest, actor, reason))[0]["done"])
+
+    def outbox_confirm(self, task_ids: Sequence[str]) -> None:
+        """See ``outbox_v1.sql``."""
+        self._claims.ask(_CONFIRM, (list(task_ids),))
+
+    def outbox_take(self, age: float, limit: int = 100) -> list[OutboxMessage]:
+        """See ``outbox_v1.sql``."""
+        return [OutboxMessage(**row) for row in self._claims.ask(_TAKE, (age, limit))]
 
     def prune(self, grace: float, batch: int = 1000) -> Pruned:
         """One batch; call again while it is true.  See ``prune_v1.sql``."""

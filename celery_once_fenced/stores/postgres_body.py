@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BEGIN_SQL",
     "COMPLETE_SQL",
+    "OUTBOX_SQL",
     "PsycopgDatabase",
     "PsycopgTransaction",
     "begin_params",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 BEGIN_SQL = "select once_fenced_begin_v1(%s, %s::bigint, %s)"
+OUTBOX_SQL = "select once_fenced_outbox_put_v1(%s::bytea, %s, %s)"
 COMPLETE_SQL = """
 select once_fenced_complete_v1(%s::bytea, %s, %s::bigint, %s, %s::int, %s, %s, %s::float8)
 """
@@ -69,6 +71,10 @@ class PsycopgTransaction:
         """Last statement.  Raises ``FencedOffError``, ``GrantError`` or ``OutcomeUnknownError``."""
         self._execute(COMPLETE_SQL, complete_params(held, completion), held)
 
+    def put(self, held: Held, task_id: str, message: str) -> None:
+        """See ``outbox_v1.sql``."""
+        self._execute(OUTBOX_SQL, (held.operation.digest, task_id, message), held)
+
     def _execute(self, sql: str, params: tuple[Any, ...], held: Held) -> None:
         try:
             self.connection.execute(sql, params)
@@ -106,6 +112,12 @@ class PsycopgDatabase:
             opened.connection.commit()
         finally:
             _leave_idle(opened.connection)
+
+    @contextmanager
+    def detached(self) -> Iterator[psycopg.Connection[Any]]:
+        """An ordinary transaction, on a connection of its own."""
+        with psycopg.connect(**parameters(self._source, self._connect_timeout)) as connection:
+            yield connection
 
     def connection_lost(self, error: BaseException) -> bool:
         """Whether ``error``, or what it came from, is the loss of the body's connection (C13)."""

@@ -22,6 +22,9 @@ FILES = (
     "effect_start_v1.sql",
     "effect_finish_v1.sql",
     "force_release_v1.sql",
+    "resolve_v1.sql",
+    "forget_v1.sql",
+    "outbox_v1.sql",
     "prune_v1.sql",
 )
 """Tables first, then each function after those it calls.  Released files are never edited: the next has _v2 files."""

@@ -66,6 +66,12 @@ class DjangoDatabase:
                 raise GrantError(_own_transaction(held, error)) from error
             raise
 
+    @contextmanager
+    def detached(self) -> Iterator[BaseDatabaseWrapper]:
+        """An ordinary atomic block, for a grant outside a worker."""
+        with transaction.atomic(using=self.alias):
+            yield connections[self.alias]
+
     def connection_lost(self, error: BaseException) -> bool:
         """Whether ``error``, or what it came from, is the loss of the body's connection (C13)."""
         # Not any connection's: the body may have lost one to elsewhere.  Django has opened another by now, perhaps.
@@ -86,6 +92,10 @@ class DjangoTransaction:
     def complete(self, held: Held, completion: Completion) -> None:
         """Last statement.  Raises ``FencedOffError`` or ``GrantError``; then everything rolls back."""
         self._execute(postgres.COMPLETE_SQL, postgres.complete_params(held, completion), held)
+
+    def put(self, held: Held, task_id: str, message: str) -> None:
+        """Write a message of the outbox, which exists if and only if this transaction commits (L9)."""
+        self._execute(postgres.OUTBOX_SQL, (held.operation.digest, task_id, message), held)
 
     def _execute(self, sql: str, params: Any, held: Held) -> None:
         try:

@@ -3,7 +3,8 @@
 --   succeeded            the COMMIT did happen, ours or another attempt's: here is the result
 --   taken_over           the entry is another holder's (or was pruned or forgotten)
 --   retryable | failed   what was asked for, now recorded (L3)
---   in_doubt | failed    an effect was started and the policy is hold | fail; rerun and probe leave it retryable (L4)
+--   in_doubt | failed    an effect was started and the policy is hold | fail; rerun and probe leave it retryable (L4).
+--                        p_on_unknown = doubt: the probe could not know, so it is in doubt whatever the policy
 --
 -- Safe to repeat: a lost reply finds its own record.  The question can only be asked when our body's session can
 -- commit no more: it is evicted first, wherever it hangs (a cut connection leaves a server session that may hold the
@@ -70,7 +71,7 @@ begin
     return;
   end if;
 
-  policy := coalesce(x.on_unknown, p_on_unknown);
+  policy := case p_on_unknown when 'doubt' then 'hold' else coalesce(x.on_unknown, p_on_unknown) end;
   if effect is not null then
     next_state := case policy when 'hold' then 'in_doubt' when 'fail' then 'failed' else 'retryable' end;
     if policy = 'fail' then

@@ -6,7 +6,8 @@
 --         Moved by claim, complete, abandon, renew, force_release and prune, always under the row's lock (C1, C7).
 -- ledger  one row per idempotency key: running -> succeeded | failed | retryable | in_doubt (L1).
 --         retain_until is set where the entry may be forgotten: finished and retryable ones.
--- effect  one row per named external step of an entry: started -> done | failed.  started and left = unknown (L4).
+-- effect  one row per named external step of an entry: started -> done | failed.  started and left = unknown (L4);
+--         released = unknown, and a person said to call again with the same downstream key.
 -- outbox  messages of committed bodies: published and then confirmed (L9).
 -- event   append-only: who did what to which key, and why.
 -- epoch   one row: what keeps tokens from going back after a fail-over and after prune (C2, C3).
@@ -66,7 +67,7 @@ create index if not exists once_fenced_ledger_in_doubt on once_fenced_ledger (st
 create table if not exists once_fenced_effect (
   key_digest bytea not null references once_fenced_ledger on delete cascade,
   name text not null,
-  state text not null check (state in ('started', 'done', 'failed')),
+  state text not null check (state in ('started', 'done', 'failed', 'released')),
   generation integer not null default 1,
   downstream_key text not null,
   holder text not null,
@@ -85,10 +86,12 @@ create table if not exists once_fenced_outbox (
   task_id text not null,
   message text not null,
   created_at timestamptz not null default clock_timestamp(),
+  taken_at timestamptz,  -- by a sweep
   confirmed_at timestamptz
 );
 create index if not exists once_fenced_outbox_open on once_fenced_outbox (created_at)
   where confirmed_at is null;
+create index if not exists once_fenced_outbox_task on once_fenced_outbox (task_id) where confirmed_at is null;
 
 -- Of a takeover, the plain columns are the successor and old_* the one it took over from; without a successor
 -- (released by hand, given up) the plain holder is NULL and token is the one that shuts the old holder out.

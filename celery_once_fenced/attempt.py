@@ -1,0 +1,124 @@
+"""One attempt of an operation: what a body may do between a granted claim and its commit.
+
+Two shapes, one commit (L12)::
+
+    atomic=True    begin ─ body ─ complete(result) ─ COMMIT
+    atomic=False   body ─┬─ begin ─ grant.atomic() block ─ complete ─ COMMIT ─┬─ rest of the body ─ record(result)
+                         └─ (no block opened) ─────── begin ─ complete(result) ─ COMMIT
+
+In both the block is left through complete, and what it wrote, the ledger's ``succeeded`` and the messages of
+``grant.send()`` become durable together or not at all.  After the COMMIT nothing turns the attempt into a failure (L8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery_once_fenced.effects import Effects, Policy, Step
+from celery_once_fenced.errors import GrantError, StoreUnavailableError
+from celery_once_fenced.events import emit
+from celery_once_fenced.grant import Grant, granted
+from celery_once_fenced.keepers import KeptFence
+from celery_once_fenced.ledger import Codec, Encoded, ResultOmitted
+from celery_once_fenced.outbox import Outbox
+from celery_once_fenced.run import Body, Execution
+from celery_once_fenced.stores import Completion, Database, Held, LedgerStore, Transaction
+
+__all__ = ["Attempt"]
+
+NOT_RECORDED = Encoded(ResultOmitted("not_recorded"), None, "not_recorded")
+"""What complete leaves where the body goes on after its block; the result is added when there is one (L12)."""
+
+
+class Attempt:
+    """One granted attempt.  Not for several threads at once, as the body is one."""
+
+    def __init__(
+        self, ex: Execution, held: Held, kept: KeptFence, ledger: LedgerStore, database: Database, outbox: Outbox, codec: Codec
+    ) -> None:
+        self.held = held
+        self.committed = False
+        self.value: object = NOT_RECORDED.value
+        """What the task returns, should the commit turn out to have happened (L8)."""
+        self._ex = ex
+        self._ledger = ledger
+        self._database = database
+        self._outbox = outbox
+        self._codec = codec
+        self._transaction: Transaction | None = None
+        self._effects = Effects(ledger, held, ex.policy.on_unknown, codec)
+        self._grant = Grant(
+            ex.key.text, resource=ex.resource, token=held.token, attempt=held.attempt, belief=kept, backing=self
+        )
+
+    def run(self, body: Body) -> None:
+        """Run the body to its commit.  Raises what the body, complete or COMMIT raises."""
+        with granted(self._grant):
+            if self._ex.policy.atomic:
+                with self._committing() as complete:
+                    complete(Encoded.of(body(self._grant), self._codec))
+            else:
+                self._run_open(body)
+
+    def _run_open(self, body: Body) -> None:
+        encoded = Encoded.of(body(self._grant), self._codec)
+        if self.committed:
+            self._record(encoded)
+            return
+        with self._committing() as complete:
+            complete(encoded)
+
+    # --- what the grant hands on ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def atomic(self) -> Iterator[Any]:
+        """See ``Grant.atomic``."""
+        if self._ex.policy.atomic:
+            raise GrantError(
+                f"{self._ex.task} runs in one transaction as a whole: declare Once(atomic=False) to open grant.atomic()"
+            )
+        if self.committed or self._transaction is not None:
+            raise GrantError(f"{self._ex.task} has opened grant.atomic() before: an execution commits once (L12)")
+        with self._committing() as complete:
+            yield self._grant.connection
+            complete(NOT_RECORDED)
+
+    def effect(self, name: str, fn: Step, failed: tuple[type[BaseException], ...], own: Policy | None) -> object:
+        """See ``Grant.effect``."""
+        if self.committed:
+            raise GrantError(f"effect {name!r} is called after the commit: nothing would remember it; call it before")
+        return self._effects.run(name, fn, failed, own)
+
+    def send(self, signature: Any) -> str:
+        """See ``Grant.send``."""
+        if self._transaction is None:
+            raise GrantError("grant.send() publishes with the commit: call it in the body's transaction, in grant.atomic()")
+        return self._outbox.put(self._transaction, self.held, signature)
+
+    # --- the one commit -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _committing(self) -> Iterator[Callable[[Encoded], None]]:
+        with self._database.transaction(self.held) as transaction:
+            self._transaction, self._grant.connection = transaction, transaction.connection
+            try:
+                yield self._complete
+            finally:
+                self._transaction = None
+        self.committed = True
+        self._outbox.publish()
+
+    def _complete(self, encoded: Encoded) -> None:
+        assert self._transaction is not None
+        self.value = encoded.value
+        self._transaction.complete(self.held, Completion(encoded.text, encoded.omitted, self._ex.retention))
+        emit("ledger.completed", key=self._ex.digest, task=self._ex.task, task_id=self._ex.task_id, token=self.held.token)
+
+    def _record(self, encoded: Encoded) -> None:
+        self.value = encoded.value
+        try:
+            self._ledger.record(self.held, Completion(encoded.text, encoded.omitted, self._ex.retention))
+        except StoreUnavailableError as error:  # a replay returns the omitted marker
+            emit("store.failed", operation="record", key=self._ex.digest, why=str(error))

@@ -1,0 +1,87 @@
+"""Messages that are published if and only if the body commits (L9).
+
+``put`` writes a message in the body's transaction; ``publish`` hands all of them to the broker after the COMMIT and
+confirms them.  A worker killed in between leaves them unconfirmed, and a sweep of any worker publishes them: once, or
+twice where the kill came between publishing and confirming.  Each message carries a task id and a delivery id made
+from the attempt and its place in it, the same both times, so that a guarded follow-up recognises the second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from typing import Any, Protocol
+
+from celery_once_fenced.errors import StoreUnavailableError
+from celery_once_fenced.events import emit
+from celery_once_fenced.stores import Held, LedgerStore, OutboxMessage, Transaction
+
+__all__ = ["Outbox", "Post", "sweep"]
+
+AGE = 60.0
+"""Seconds after which a message that nobody confirmed is published by whoever looks."""
+
+
+class Post(Protocol):
+    """The way to the broker."""
+
+    def pack(self, signature: Any, task_id: str, delivery: str) -> str:
+        """A signature as text.  Raises ``GrantError`` for what is none."""
+        ...
+
+    def publish(self, task_id: str, message: str) -> None:
+        """Publish a packed signature under ``task_id``."""
+        ...
+
+
+class Outbox:
+    """The messages of one attempt."""
+
+    def __init__(self, ledger: LedgerStore, post: Post) -> None:
+        self._ledger = ledger
+        self._post = post
+        self._messages: list[OutboxMessage] = []
+
+    def put(self, transaction: Transaction, held: Held, signature: Any) -> str:
+        """Write a message in the body's transaction; returns the task id it will have."""
+        made_from = f"{held.operation.digest.hex()}:{held.token}:{len(self._messages)}"
+        digest = hashlib.sha256(made_from.encode()).digest()
+        task_id = str(uuid.UUID(bytes=digest[:16], version=4))
+        message = OutboxMessage(task_id, self._post.pack(signature, task_id, digest[16:].hex()))
+        transaction.put(held, task_id, message.message)
+        self._messages.append(message)
+        return task_id
+
+    def publish(self) -> None:
+        """After the COMMIT.  Never raises: what cannot be published now is swept later."""
+        messages, self._messages = self._messages, []
+        if messages:
+            _publish(self._ledger, self._post, messages)
+
+
+def sweep(ledger: LedgerStore, post: Post, *, age: float = AGE) -> int:
+    """Publish what nobody has published for ``age`` seconds; returns how many.
+
+    Raises ``StoreUnavailableError`` when the database does not answer.
+    """
+    messages = ledger.outbox_take(age)
+    return _publish(ledger, post, messages) if messages else 0
+
+
+def _publish(ledger: LedgerStore, post: Post, messages: list[OutboxMessage]) -> int:
+    published = [message.task_id for message in messages if _published(post, message)]
+    try:
+        ledger.outbox_confirm(published)
+    except StoreUnavailableError as error:  # then it is published again, under the same ids
+        emit("store.failed", operation="confirm", key="", why=str(error))
+    return len(published)
+
+
+def _published(post: Post, message: OutboxMessage) -> bool:
+    try:
+        post.publish(message.task_id, message.message)
+    except Exception as error:  # noqa: BLE001  # any broker's any error; the message stays where it is
+        emit("message.delayed", task_id=message.task_id, why=type(error).__name__)
+        return False
+    emit("message.published", task_id=message.task_id)
+    return True

@@ -1,0 +1,62 @@
+"""Signatures as text and back to the broker: the outbox's way through Celery."""
+
+from __future__ import annotations
+
+import json as plain_json
+from collections.abc import Iterator
+from typing import Any
+
+from celery.canvas import Signature, chord, group
+from celery.canvas import _chain as chain
+from kombu.utils import json
+
+from celery_once_fenced.errors import GrantError
+from celery_once_fenced.header import HEADER, Header
+
+__all__ = ["CeleryPost"]
+
+
+class CeleryPost:
+    """Packs and publishes signatures of one app: tasks, chains, groups and chords."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def pack(self, signature: Any, task_id: str, delivery: str) -> str:
+        """As ASCII JSON.  Raises ``GrantError`` for what is no signature, or has arguments that JSON cannot hold."""
+        if not isinstance(signature, Signature):
+            raise GrantError(f"grant.send() takes a signature such as task.s(...), not {signature!r:.100}")
+        packed = signature.clone()
+        for place, first in enumerate(_first_steps(packed)):
+            _name_delivery(first, f"{delivery}{place}", task_id)
+        try:
+            return json.dumps({"message": dict(packed)})
+        except (TypeError, ValueError) as error:
+            raise GrantError(f"grant.send() stores the message as JSON, which its arguments do not allow: {error}") from error
+
+    def publish(self, task_id: str, message: str) -> None:
+        # Plainly decoded: typed values stay as JSON, which is what the broker's message will hold again.
+        packed = json.loads(message)["message"] if '"__type__"' in message else plain_json.loads(message)["message"]
+        self._app.signature(packed).apply_async(task_id=task_id)
+
+
+def _first_steps(signature: Any) -> Iterator[Any]:
+    """The tasks that start when a signature is called."""
+    if isinstance(signature, chord):
+        yield from _all_first(signature.tasks)
+    elif isinstance(signature, chain):
+        yield from _first_steps(signature.tasks[0])
+    elif isinstance(signature, group):
+        yield from _all_first(signature.tasks)
+    else:
+        yield signature
+
+
+def _all_first(signatures: Any) -> Iterator[Any]:
+    for signature in list(signatures):
+        yield from _first_steps(signature)
+
+
+def _name_delivery(signature: Any, delivery: str, run: str) -> None:
+    headers = {**(signature.options.get("headers") or {}), HEADER: Header(delivery=delivery, run=run).dump()}
+    signature.set(headers=headers)
