@@ -19,6 +19,7 @@ from celery.exceptions import Ignore, Reject
 
 from celery_once_fenced import Once, SingletonTask, current_grant
 from tests.acceptance.negative import VARIANTS
+from tests.acceptance.redelivery import restore_every_second
 from tests.acceptance.stage import Stage
 
 SETTINGS = "ONCE_FENCED_ACCEPTANCE"
@@ -235,6 +236,7 @@ def collect(results: Sequence[Any], label: str) -> list[Any]:
 
 def __getattr__(name: str) -> Any:
     if name == "app":  # what `celery -A` asks for; a test process never does
+        restore_every_second()
         globals()["app"] = app = build(json.loads(os.environ[SETTINGS]))
         return app
     raise AttributeError(name)
