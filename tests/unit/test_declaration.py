@@ -528,3 +528,21 @@ def test_result_is_ignored_where_the_call_or_else_the_task_says_so(
     """A skipped call whose caller waits must end, whatever the task's default is (E14)."""
     said = {} if of_call is None else {"ignore_result": of_call}
     assert worker._ignores_result(declared(app, ignore_result=of_task), message(**said)) is ignored
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({"broker_url": "redis://a"}, 3600.0),
+        ({"broker_url": ["redis://a", "redis://b"]}, 3600.0),
+        ({"broker_url": "redis://a;redis://b"}, 3600.0),
+        ({"broker_url": "amqp://a", "broker_read_url": "redis://a"}, 3600.0),
+        ({"broker_url": "redis://a", "broker_transport_options": {"visibility_timeout": 60}}, 60.0),
+        ({"broker_url": "amqp://a", "broker_transport_options": {"visibility_timeout": 60}}, None),
+        ({"broker_url": "memory://"}, None),
+    ],
+)
+def test_visibility_timeout_is_that_of_the_broker_that_delivers(settings: Any, seconds: float | None) -> None:
+    app = Celery("broker", set_as_current=False)
+    app.conf.update(settings, once_fenced=REDIS)
+    assert runtime_of(app).visibility_timeout == seconds
