@@ -40,6 +40,17 @@ class Fatal:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Slow:
+    """A result that takes its time to be stored: its body is over, and its key is free."""
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+
+    def __json__(self) -> str:
+        time.sleep(0.6)
+        return self.value
+
+
 def play(self: Any, label: str, *acts: str) -> Any:
     """Run number n of a label plays act n, the last one again and again; an act is verbs separated by commas."""
     stage = Stage.of(self.app)
@@ -88,6 +99,10 @@ def _fatal(self: Any, stage: Stage, label: str, _: str) -> Fatal:
     return Fatal()
 
 
+def _slow(self: Any, stage: Stage, label: str, _: str) -> Slow:
+    return Slow(f"slow {label}")
+
+
 def _ignore(self: Any, stage: Stage, label: str, _: str) -> None:
     raise Ignore
 
@@ -125,6 +140,7 @@ VERBS: Mapping[str, Callable[[Any, Stage, str, str], Any]] = {
     "fail": _fail,
     "die": _die,
     "fatal": _fatal,
+    "slow": _slow,
     "ignore": _ignore,
     "requeue": _requeue,
     "await_loss": _await_loss,
