@@ -23,6 +23,8 @@ FILES = (
     "effect_finish_v1.sql",
     "force_release_v1.sql",
     "prune_v1.sql",
+    "guard_v1.sql",
+    "unfenced_v1.sql",
 )
 """Tables first, then each function after those it calls.  Released files are never edited: the next has _v2 files."""
 
