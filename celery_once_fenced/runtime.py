@@ -169,9 +169,9 @@ class Runtime:
 
     def close(self) -> None:
         """Close every connection of this process."""
-        for name in ("leases", "ledger"):
+        for name in ("leases", "ledger", "database"):
             store = self.__dict__.pop(name, None)
-            if store is not None:
+            if hasattr(store, "close"):
                 store.close()
         for name in ("admission", "guard", "keeper"):
             self.__dict__.pop(name, None)

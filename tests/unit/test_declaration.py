@@ -122,9 +122,15 @@ def test_wrong_setting_of_a_task_is_refused_when_it_is_bound() -> None:
         declared(app)
 
 
-def test_app_without_settings_is_told_what_is_missing() -> None:
+def test_app_without_settings_is_told_what_is_missing_at_the_first_use() -> None:
+    task = declared(Celery("bare", broker="memory://", set_as_current=False))
     with pytest.raises(ConfigError, match="redis_url is not set"):
-        declared(Celery("bare", broker="memory://", set_as_current=False))
+        task.delay(1)
+
+
+def test_shared_task_does_not_break_an_app_that_never_uses_it() -> None:
+    declared(make_app())
+    Celery("another", broker="memory://", set_as_current=False).finalize()
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
