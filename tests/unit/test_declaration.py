@@ -128,9 +128,13 @@ def test_app_without_settings_is_told_what_is_missing_at_the_first_use() -> None
         task.delay(1)
 
 
+def nothing() -> None: ...
+
+
 def test_shared_task_does_not_break_an_app_that_never_uses_it() -> None:
-    declared(make_app())
+    task = make_app().task(base=SingletonTask, name="shop.shared", lazy=False)(nothing)
     Celery("another", broker="memory://", set_as_current=False).finalize()
+    assert task.blueprint.policy.tier == "efficiency"
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
