@@ -71,9 +71,20 @@ def _eviction(runtime: Runtime) -> Iterator[Finding]:
 def log_findings(app: Any) -> None:
     """Log what is found when a worker or beat starts, where the app uses the plugin at all."""
     if app.conf.get("once_fenced") is None:
+        _log_missing(app)
         return
     try:
         for finding in examine(app):
             logger.log(logging.ERROR if finding.level == "error" else logging.WARNING, "%s", finding.text)
     except ConfigError as error:
         logger.error("%s", error)  # noqa: TRY400  # the settings are wrong, not the code
+
+
+def _log_missing(app: Any) -> None:
+    guarded = sorted(name for name, task in app.tasks.items() if hasattr(type(task), "blueprint"))
+    if guarded:
+        logger.error(
+            "the app has no setting once_fenced, so its guarded tasks fail (%s, …): in Django write CELERY_ONCE_FENCED and "
+            'app.config_from_object("django.conf:settings", namespace="CELERY")',
+            guarded[0],
+        )

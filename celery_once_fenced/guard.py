@@ -45,6 +45,8 @@ __all__ = ["Guard"]
 
 SUCCESSOR_PAUSES = (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.3)
 """Seconds: a retry that overtakes the end of its predecessor waits in place, one second in all (E10)."""
+RESULT_PAUSES = SUCCESSOR_PAUSES
+"""Seconds: an awaited duplicate that overtakes the result of its holder waits in place just so (E12a)."""
 
 
 class Guard:
@@ -106,7 +108,7 @@ class Guard:
         """An awaited duplicate is answered from its holder's stored success, where there is one (E12a)."""
         if not ex.answer_from:
             return None
-        found, value = ex.stored_success(ex.answer_from)
+        found, value = self._success_of_holder(ex)
         if not found:
             return None
         emit(
@@ -117,6 +119,26 @@ class Guard:
             holder_task=ex.answer_from,
         )
         return Returned(value)
+
+    def _success_of_holder(self, ex: Execution) -> tuple[bool | None, object]:
+        """Its result is stored after r is freed (E8), so one that is on its way out is waited for: a second in all."""
+        found, value = ex.stored_success(ex.answer_from)
+        pauses = RESULT_PAUSES if found is None and self._holder_has_run(ex) else ()
+        for pause in pauses:
+            self._sleep(pause)
+            found, value = ex.stored_success(ex.answer_from)
+            if found is not None:
+                break
+        return found, value
+
+    def _holder_has_run(self, ex: Execution) -> bool:
+        """A holder that is only queued, or queued again by a retry, has no result to wait for (E12a)."""
+        if not ex.policy.span.needs_r:
+            return False
+        try:
+            return all(hold.task_id != ex.answer_from for hold in self._leases.look(ex.digest))
+        except StoreUnavailableError:
+            return False
 
     def _run_unguarded(self, ex: Execution, error: StoreUnavailableError, body: Body) -> Returned | Aside:
         """Redis does not answer: the correctness tier goes on without it, the efficiency tier as its policy says (E17)."""

@@ -115,7 +115,8 @@ class Execution:
     visibility_timeout: float | None
     redelivery_window: float
     control: Callable[[BaseException], Control]
-    stored_success: Callable[[str], tuple[bool, object]]
+    stored_success: Callable[[str], tuple[bool | None, object]]
+    """Whether a task id succeeded, and with what; None where its result may still come."""
 
     @property
     def digest(self) -> str:

@@ -155,9 +155,9 @@ class Runtime:
         app = self._app()
         if app is None:
             return None
-        default = DEFAULT_VISIBILITY_TIMEOUT.get(
-            urlsplit(str(app.conf.broker_url or "")).scheme.split("+")[0]
-        )
+        url = app.conf.broker_read_url or ""
+        first = url if isinstance(url, str) else next(iter(url), "")  # a list names fallbacks
+        default = DEFAULT_VISIBILITY_TIMEOUT.get(urlsplit(first).scheme.split("+")[0])
         given = (app.conf.broker_transport_options or {}).get("visibility_timeout")
         return default if given is None or default is None else float(given)
 
@@ -169,9 +169,9 @@ class Runtime:
 
     def close(self) -> None:
         """Close every connection of this process."""
-        for name in ("leases", "ledger"):
+        for name in ("leases", "ledger", "database"):
             store = self.__dict__.pop(name, None)
-            if store is not None:
+            if hasattr(store, "close"):
                 store.close()
         for name in ("admission", "guard", "keeper"):
             self.__dict__.pop(name, None)

@@ -88,7 +88,11 @@ class SingletonTask(Task):
         bound = super().bind(app)
         if _is_concrete(cls):
             cls.name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
-            cls._guard(app, refused)
+            cls._blueprint = None
+            # Tasks are shared: an app that never uses this one, such as Celery's fallback app in a web thread, binds
+            # it too.  Where there are no settings, the error waits for the first use.
+            if app.conf.get("once_fenced") is not None:
+                cls._guard(app, refused)
         return bound
 
     @classmethod
@@ -150,7 +154,7 @@ class SingletonTask(Task):
     def blueprint(self) -> Blueprint:
         """How this task is guarded.  Raises ``ConfigError`` when its options or the settings are wrong."""
         if type(self)._blueprint is None:
-            type(self).bind(self._get_app())
+            type(self)._guard(self._get_app(), [])
         return cast(Blueprint, type(self)._blueprint)
 
     # --- calling ------------------------------------------------------------------------------------------------------

@@ -178,13 +178,17 @@ def _control(error: BaseException) -> Control:
     return "requeue" if isinstance(error, Reject) and error.requeue else "none"
 
 
-def _stored_success(task: SingletonTask, task_id: str) -> tuple[bool, object]:
+def _stored_success(task: SingletonTask, task_id: str) -> tuple[bool | None, object]:
     """The stored result of another task id, if it succeeded.  A backend that cannot be asked knows none."""
     try:
         result = task.AsyncResult(task_id)
-        return (True, result.result) if result.state == states.SUCCESS else (False, None)
+        state = result.state
+        if state == states.SUCCESS:
+            return True, result.result
     except Exception:  # noqa: BLE001  # then it is run, as if there were none
         return False, None
+    is_final = state in states.READY_STATES or task.ignore_result
+    return False if is_final else None, None
 
 
 # --- what the guard says, done in Celery's terms ----------------------------------------------------------------------

@@ -26,6 +26,8 @@ FILES = (
     "forget_v1.sql",
     "outbox_v1.sql",
     "prune_v1.sql",
+    "guard_v1.sql",
+    "unfenced_v1.sql",
 )
 """Tables first, then each function after those it calls.  Released files are never edited: the next has _v2 files."""
 

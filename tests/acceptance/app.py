@@ -19,6 +19,7 @@ from celery.exceptions import Ignore, Reject
 
 from celery_once_fenced import Once, SingletonTask, current_grant
 from tests.acceptance.negative import VARIANTS
+from tests.acceptance.redelivery import restore_every_second
 from tests.acceptance.stage import Stage
 
 SETTINGS = "ONCE_FENCED_ACCEPTANCE"
@@ -37,6 +38,17 @@ class Fatal:
 
     def __json__(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Slow:
+    """A result that takes its time to be stored: its body is over, and its key is free."""
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+
+    def __json__(self) -> str:
+        time.sleep(0.6)
+        return self.value
 
 
 def play(self: Any, label: str, *acts: str) -> Any:
@@ -87,6 +99,10 @@ def _fatal(self: Any, stage: Stage, label: str, _: str) -> Fatal:
     return Fatal()
 
 
+def _slow(self: Any, stage: Stage, label: str, _: str) -> Slow:
+    return Slow(f"slow {label}")
+
+
 def _ignore(self: Any, stage: Stage, label: str, _: str) -> None:
     raise Ignore
 
@@ -124,6 +140,7 @@ VERBS: Mapping[str, Callable[[Any, Stage, str, str], Any]] = {
     "fail": _fail,
     "die": _die,
     "fatal": _fatal,
+    "slow": _slow,
     "ignore": _ignore,
     "requeue": _requeue,
     "await_loss": _await_loss,
@@ -235,6 +252,7 @@ def collect(results: Sequence[Any], label: str) -> list[Any]:
 
 def __getattr__(name: str) -> Any:
     if name == "app":  # what `celery -A` asks for; a test process never does
+        restore_every_second()
         globals()["app"] = app = build(json.loads(os.environ[SETTINGS]))
         return app
     raise AttributeError(name)

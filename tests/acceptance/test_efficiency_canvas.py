@@ -86,6 +86,15 @@ def test_awaited_duplicate_is_answered_from_its_holder(site: Site, awaited: dict
         eventually(lambda: site.stage.runs(linked) == 1)
 
 
+def test_awaited_duplicate_is_answered_from_a_result_on_its_way_out(site: Site) -> None:
+    holder = _running(site, "early", "hold, slow")
+    with site.counted(holder.task, "busy"):
+        call = holder.again(task_id=str(uuid.uuid4()))
+    holder.release()
+    assert call.get(timeout=10) == f"slow {holder.label}"
+    assert holder.runs == 1
+
+
 def test_awaited_duplicate_of_a_failure_runs_itself(site: Site) -> None:
     holder = _running(site, "early", "hold, fail")
     call = holder.again("sleep 0", task_id=str(uuid.uuid4()))

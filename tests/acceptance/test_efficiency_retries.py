@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import celery
 import pytest
 from celery.exceptions import TaskRevokedError
 
@@ -207,6 +208,8 @@ def test_revoked_holder_with_a_long_countdown_is_no_holder(site: Site) -> None:
     trial = site.begin("early", countdown=600)
     eventually(lambda: site.redis.hlen(f"{site.name}.unacked") > 0)
     site.app.control.revoke(trial.result.id, reply=True, timeout=5, limit=1)
+    if celery.VERSION < (5, 6):  # since then the worker stores it at once, not when the countdown ends
+        site.app.backend.mark_as_revoked(trial.result.id, "revoked")
     eventually(lambda: trial.state == "REVOKED")
     assert trial.again().outcome.status == "enqueued"
     trial.has_run(1)

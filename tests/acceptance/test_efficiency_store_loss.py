@@ -118,8 +118,8 @@ def test_loss_is_delivered_at_the_end_of_the_trust_window_and_fails_nothing(
         for event in ("began", "lost")
     )
     assert lost - began > LEASE * 0.6
-    assert f"lease.lost key={site.digest(trial.task, trial.label)}" in worker.log()
     assert trial.value() == f"{trial.label}#1"
+    eventually(lambda: f"lease.lost key={site.digest(trial.task, trial.label)}" in worker.log())
 
 
 def test_worker_without_the_store_runs_or_defers_as_the_policy_says(site: Site, proxy: TcpProxy) -> None:

@@ -45,6 +45,7 @@ RELEASED = {
     "effect_start_v1.sql": "c9edaa7241d3c8cf0ba559d100e3593685803d01bd8045c1d418c3088aa25cfd",
     "evict_v1.sql": "f44f8b9fe95d06105bdd4a4c7ea5b972d2caa943b0844c0928a7d3e6b70132b9",
     "force_release_v1.sql": "b87d60ee5b74d86261b040fd0b89a6c55d645525d7d8226d8a56f2ceb290e9bb",
+    "guard_v1.sql": "cbf11d21ddb78dead8b07257b351819bf01fbc4f5519f5d5292f2b702f0f301a",
     "lock_v1.sql": "918c6da82fb0f3aec91f1af2ea8f42d9e8134135257471203e920bd1e45b3e77",
     "prune_v1.sql": "52150ca8fc761792699e44b7dd94d34eed01233281ea3e61aaa033020c4618dd",
     "record_v1.sql": "0c78c3592d83a93f19b0cfff4ce2eb415ba708ce7010ac06da7c05f1ae4a6ef7",
@@ -52,6 +53,7 @@ RELEASED = {
     "schema_v1.sql": "a376820c77da117914bb3173f89fa58413bacf31b2eb71e2110922386b623942",
     "timeline_v1.sql": "df9538f19647eb0f6f256f36b9e648bd9417781580da8af355992ad97b8200c5",
     "token_v1.sql": "187829d1c55f518893f74329bf0872f5a4c60ee5fa6ba202304cfb8bac927e4c",
+    "unfenced_v1.sql": "32d62c931db22f5e53fa290d6de120a2f09cf87a8ab2f5dc8bf1cba5530b3d2f",
 }
 
 

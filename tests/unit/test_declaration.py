@@ -122,9 +122,19 @@ def test_wrong_setting_of_a_task_is_refused_when_it_is_bound() -> None:
         declared(app)
 
 
-def test_app_without_settings_is_told_what_is_missing() -> None:
+def test_app_without_settings_is_told_what_is_missing_at_the_first_use() -> None:
+    task = declared(Celery("bare", broker="memory://", set_as_current=False))
     with pytest.raises(ConfigError, match="redis_url is not set"):
-        declared(Celery("bare", broker="memory://", set_as_current=False))
+        task.delay(1)
+
+
+def nothing() -> None: ...
+
+
+def test_shared_task_does_not_break_an_app_that_never_uses_it() -> None:
+    task = make_app().task(base=SingletonTask, name="shop.shared", lazy=False)(nothing)
+    Celery("another", broker="memory://", set_as_current=False).finalize()
+    assert task.blueprint.policy.tier == "efficiency"
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -528,3 +538,21 @@ def test_result_is_ignored_where_the_call_or_else_the_task_says_so(
     """A skipped call whose caller waits must end, whatever the task's default is (E14)."""
     said = {} if of_call is None else {"ignore_result": of_call}
     assert worker._ignores_result(declared(app, ignore_result=of_task), message(**said)) is ignored
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({"broker_url": "redis://a"}, 3600.0),
+        ({"broker_url": ["redis://a", "redis://b"]}, 3600.0),
+        ({"broker_url": "redis://a;redis://b"}, 3600.0),
+        ({"broker_url": "amqp://a", "broker_read_url": "redis://a"}, 3600.0),
+        ({"broker_url": "redis://a", "broker_transport_options": {"visibility_timeout": 60}}, 60.0),
+        ({"broker_url": "amqp://a", "broker_transport_options": {"visibility_timeout": 60}}, None),
+        ({"broker_url": "memory://"}, None),
+    ],
+)
+def test_visibility_timeout_is_that_of_the_broker_that_delivers(settings: Any, seconds: float | None) -> None:
+    app = Celery("broker", set_as_current=False)
+    app.conf.update(settings, once_fenced=REDIS)
+    assert runtime_of(app).visibility_timeout == seconds

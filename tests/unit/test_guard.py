@@ -256,6 +256,26 @@ def test_awaited_call_is_answered_from_the_holders_success(bench: Bench) -> None
     assert bench.leases.slots() == {}
 
 
+def test_awaited_call_waits_for_a_result_that_is_on_its_way_out(bench: Bench) -> None:
+    answers = iter([(None, None), (None, None), (True, 7)])
+    ex = delivery("d2", awaited=True, answer_from="t1", stored_success=lambda task_id: next(answers))
+    assert bench.run(ex, never) == Returned(7)
+    assert len(bench.slept) == 2
+
+
+def test_awaited_call_waits_a_second_for_a_result_that_never_comes(bench: Bench) -> None:
+    ex = delivery("d2", awaited=True, answer_from="t1", stored_success=lambda task_id: (None, None))
+    assert bench.run(ex) == Returned("done")
+    assert sum(bench.slept) == pytest.approx(1)
+
+
+def test_awaited_call_does_not_wait_for_a_holder_that_is_only_queued(bench: Bench) -> None:
+    bench.enqueue(delivery("d1"))
+    ex = delivery("d2", awaited=True, answer_from="task of d1", stored_success=lambda task_id: (None, None))
+    assert bench.run(ex) == Returned("done")
+    assert bench.slept == []
+
+
 def test_awaited_call_runs_where_the_holder_did_not_succeed(bench: Bench) -> None:
     ex = delivery("d2", awaited=True, answer_from="t1")
     assert bench.run(ex) == Returned("done")

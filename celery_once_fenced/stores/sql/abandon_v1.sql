@@ -24,7 +24,7 @@ declare
   f once_fenced_fence;
   x once_fenced_effect;
   policy text;
-  next_state text := p_state;
+  next_state text;
   problem text := p_error;
   tries integer := 0;
   locked boolean := false;
@@ -71,6 +71,8 @@ begin
     return;
   end if;
 
+  -- A final error of an attempt that had lost its fence may come of that: the work is done again (C13, L10).
+  next_state := case when fence_ours then p_state else 'retryable' end;
   policy := case p_on_unknown when 'doubt' then 'hold' else coalesce(x.on_unknown, p_on_unknown) end;
   if effect is not null then
     next_state := case policy when 'hold' then 'in_doubt' when 'fail' then 'failed' else 'retryable' end;

@@ -23,10 +23,14 @@ FILES = (
     "effect_finish_v1.sql",
     "force_release_v1.sql",
     "prune_v1.sql",
+    "guard_v1.sql",
+    "unfenced_v1.sql",
 )
 
 REMOVE = """
 drop function if exists
+  once_fenced_unfenced_v1,
+  once_fenced_guard_v1,
   once_fenced_prune_v1,
   once_fenced_force_release_v1,
   once_fenced_effect_finish_v1,
