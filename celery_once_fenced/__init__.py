@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from celery_once_fenced.durations import Duration
+    from celery_once_fenced.effects import DidNotHappen, Happened, Unknown
     from celery_once_fenced.grant import Grant, current_grant
+    from celery_once_fenced.operate import explain, forget, release, resolve
     from celery_once_fenced.outcome import Outcome
-    from celery_once_fenced.outside import explain, release
+    from celery_once_fenced.outside import fence
     from celery_once_fenced.tasks import FencedTask, SingletonTask
 
 __version__ = "0.1.0"
@@ -47,6 +49,7 @@ __all__ = [
     "BusyError",
     "ConfigError",
     "DeferralFailedError",
+    "DidNotHappen",
     "DuplicateError",
     "ExhaustedError",
     "FenceMismatchError",
@@ -54,6 +57,7 @@ __all__ = [
     "FencedTask",
     "Grant",
     "GrantError",
+    "Happened",
     "InDoubtError",
     "KeyDerivationError",
     "KeyReusedError",
@@ -66,10 +70,14 @@ __all__ = [
     "ResultOmitted",
     "SingletonTask",
     "StoreUnavailableError",
+    "Unknown",
     "current_grant",
     "explain",
+    "fence",
+    "forget",
     "lease",
     "release",
+    "resolve",
 ]
 
 _LATE = {
@@ -78,8 +86,14 @@ _LATE = {
     "Outcome": "outcome",
     "SingletonTask": "tasks",
     "current_grant": "grant",
-    "explain": "outside",
-    "release": "outside",
+    "DidNotHappen": "effects",
+    "Happened": "effects",
+    "Unknown": "effects",
+    "explain": "operate",
+    "fence": "outside",
+    "forget": "operate",
+    "release": "operate",
+    "resolve": "operate",
 }
 """Names that need Celery: imported when first used, so that importing the package costs next to nothing (W11)."""
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from celery_once_fenced.effects import Effects, Policy, Step
 from celery_once_fenced.errors import GrantError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Grant, granted
-from celery_once_fenced.keepers import KeptFence
+from celery_once_fenced.keepers import FenceKeeper, KeptFence
 from celery_once_fenced.ledger import Codec, Encoded, ResultOmitted
 from celery_once_fenced.outbox import Outbox
 from celery_once_fenced.run import Body, Execution
@@ -36,7 +37,16 @@ class Attempt:
     """One granted attempt.  Not for several threads at once, as the body is one."""
 
     def __init__(
-        self, ex: Execution, held: Held, kept: KeptFence, ledger: LedgerStore, database: Database, outbox: Outbox, codec: Codec
+        self,
+        ex: Execution,
+        held: Held,
+        keeper: FenceKeeper,
+        kept: KeptFence,
+        *,
+        ledger: LedgerStore,
+        database: Database,
+        outbox: Outbox,
+        codec: Codec,
     ) -> None:
         self.held = held
         self.committed = False
@@ -50,7 +60,13 @@ class Attempt:
         self._transaction: Transaction | None = None
         self._effects = Effects(ledger, held, ex.policy.on_unknown, codec)
         self._grant = Grant(
-            ex.key.text, resource=ex.resource, token=held.token, attempt=held.attempt, belief=kept, backing=self
+            ex.key.text,
+            resource=ex.resource,
+            token=held.token,
+            attempt=held.attempt,
+            belief=kept,
+            ask=partial(keeper.ask, kept),
+            backing=self,
         )
 
     def run(self, body: Body) -> None:
@@ -80,22 +96,32 @@ class Attempt:
                 f"{self._ex.task} runs in one transaction as a whole: declare Once(atomic=False) to open grant.atomic()"
             )
         if self.committed or self._transaction is not None:
-            raise GrantError(f"{self._ex.task} has opened grant.atomic() before: an execution commits once (L12)")
+            raise GrantError(
+                f"{self._ex.task} has opened grant.atomic() before: an execution commits once (L12)"
+            )
         with self._committing() as complete:
             yield self._grant.connection
             complete(NOT_RECORDED)
 
-    def effect(self, name: str, fn: Step, failed: tuple[type[BaseException], ...], own: Policy | None) -> object:
+    def effect(
+        self, name: str, fn: Step, failed: tuple[type[BaseException], ...], own: Policy | None
+    ) -> object:
         """See ``Grant.effect``."""
         if self.committed:
-            raise GrantError(f"effect {name!r} is called after the commit: nothing would remember it; call it before")
+            raise GrantError(
+                f"effect {name!r} is called after the commit: nothing would remember it; call it before"
+            )
         return self._effects.run(name, fn, failed, own)
 
     def send(self, signature: Any) -> str:
         """See ``Grant.send``."""
+        return self._outbox.put(self._open, self.held, signature)
+
+    @property
+    def _open(self) -> Transaction:
         if self._transaction is None:
-            raise GrantError("grant.send() publishes with the commit: call it in the body's transaction, in grant.atomic()")
-        return self._outbox.put(self._transaction, self.held, signature)
+            raise GrantError("there is no open transaction here to commit with: use `with grant.atomic():`")
+        return self._transaction
 
     # --- the one commit -------------------------------------------------------------------------------------------------------
 
@@ -107,14 +133,23 @@ class Attempt:
                 yield self._complete
             finally:
                 self._transaction = None
+        self.confirm()
+
+    def confirm(self) -> None:
+        """The COMMIT happened: what was sent with it may go out."""
         self.committed = True
         self._outbox.publish()
 
     def _complete(self, encoded: Encoded) -> None:
-        assert self._transaction is not None
         self.value = encoded.value
-        self._transaction.complete(self.held, Completion(encoded.text, encoded.omitted, self._ex.retention))
-        emit("ledger.completed", key=self._ex.digest, task=self._ex.task, task_id=self._ex.task_id, token=self.held.token)
+        self._open.complete(self.held, Completion(encoded.text, encoded.omitted, self._ex.retention))
+        emit(
+            "ledger.completed",
+            key=self._ex.digest,
+            task=self._ex.task,
+            task_id=self._ex.task_id,
+            token=self.held.token,
+        )
 
     def _record(self, encoded: Encoded) -> None:
         self.value = encoded.value

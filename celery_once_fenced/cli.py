@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from celery_once_fenced import outside, runtime
+from celery_once_fenced import operate, runtime
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.outcome import moment_of
 from celery_once_fenced.stores import HeldFence, Hold
@@ -70,7 +70,7 @@ def leases(as_json: bool) -> None:
 @_explained
 def explain(key: str, as_json: bool) -> None:
     """Say who holds KEY (readable, or its digest), why, and until when."""
-    explanation = outside.explain(key)
+    explanation = operate.explain(key)
     if not as_json:
         click.echo(str(explanation))
         return
@@ -90,7 +90,7 @@ def explain(key: str, as_json: bool) -> None:
 @_explained
 def release(context: click.Context, key: str, holder: str | None, reason: str, yes: bool) -> None:
     """Free KEY by hand.  Its task goes on running, but can free or commit nothing of its successor's."""
-    explanation = outside.explain(key)
+    explanation = operate.explain(key)
     click.echo(str(explanation))
     holders = [holder] if holder else list(dict.fromkeys(_holders(explanation)))
     freed = [
@@ -126,12 +126,12 @@ def sql() -> None:
 
 
 def _release(key: str, holder: str, reason: str) -> bool:
-    freed = outside.release(key, holder, reason=reason, actor="command line")
+    freed = operate.release(key, holder, reason=reason, actor="command line")
     click.echo(f"{'freed' if freed else 'no longer held by'} {holder}")
     return freed
 
 
-def _holders(explanation: outside.Explanation) -> Iterator[str]:
+def _holders(explanation: operate.Explanation) -> Iterator[str]:
     yield from (hold.holder for hold in explanation.holds)
     yield from (fence.holder for fence in explanation.fences)
 

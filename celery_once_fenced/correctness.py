@@ -15,36 +15,35 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
 
+from celery_once_fenced.attempt import Attempt
 from celery_once_fenced.errors import (
     ExhaustedError,
     FencedOffError,
     InDoubtError,
     KeyReusedError,
+    OutcomeUnknownError,
     StoreUnavailableError,
 )
 from celery_once_fenced.events import emit
-from celery_once_fenced.grant import Grant, granted
 from celery_once_fenced.keepers import FenceKeeper, KeptFence
 from celery_once_fenced.keys import operation_digest
 from celery_once_fenced.lease import deferral
 from celery_once_fenced.ledger import (
     Aftermath,
     Codec,
-    Encoded,
     aftermath,
     decode_error,
     encode_error,
     recorded_value,
 )
+from celery_once_fenced.outbox import Outbox, Post
 from celery_once_fenced.run import Again, Aside, Body, Defer, Drop, Execution, Returned, back_off
 from celery_once_fenced.stores import (
     Abandonment,
     AbandonReply,
     Claim,
     Claimed,
-    Completion,
     Database,
     Held,
     LedgerStore,
@@ -55,13 +54,14 @@ __all__ = ["Correctness"]
 
 
 class Correctness:
-    """Runs bodies under a fence.  ``codec`` encodes results as ASCII JSON and back (L6)."""
+    """Runs bodies under a fence.  ``codec`` encodes results as ASCII JSON and back (L6), ``post`` publishes (L9)."""
 
     def __init__(
         self,
         ledger: LedgerStore,
         database: Database,
         codec: Codec,
+        post: Post,
         *,
         keeper: FenceKeeper | None = None,
         jitter: Callable[[], float] = random.random,
@@ -69,6 +69,7 @@ class Correctness:
         self._ledger = ledger
         self._database = database
         self._codec = codec
+        self._post = post
         self._keeper = keeper or FenceKeeper(ledger)
         self._jitter = jitter
 
@@ -112,42 +113,38 @@ class Correctness:
 
     def _hold(self, ex: Execution, held: Held, sent: float, body: Body) -> Returned | Aside:
         kept = self._keeper.granted(held, ex.policy.lease, sent=sent, max_hold=ex.policy.max_hold)
-        committed = _Outcome()
+        attempt = self._attempt(ex, held, kept)
         with self._keeper.keeping(kept):
             try:
-                self._transact(ex, held, kept, body, committed)
+                attempt.run(body)
             except BaseException as error:  # noqa: BLE001  # _after raises it again unless the ledger says otherwise
-                return self._after(ex, held, error, committed)
+                return self._after(ex, attempt, error)
         emit("ledger.succeeded", key=ex.digest, task=ex.task, task_id=ex.task_id, token=held.token)
-        return Returned(committed.value)
+        return Returned(attempt.value)
 
-    def _transact(self, ex: Execution, held: Held, kept: KeptFence, body: Body, outcome: _Outcome) -> None:
-        with self._database.transaction(held) as transaction:
-            grant = Grant(
-                ex.key.text,
-                resource=ex.resource,
-                token=held.token,
-                attempt=held.attempt,
-                belief=kept,
-                connection=transaction.connection,
-                ask=partial(self._keeper.ask, kept),
-            )
-            with granted(grant):
-                encoded = Encoded.of(body(grant), self._codec)
-            outcome.value = encoded.value
-            transaction.complete(held, Completion(encoded.text, encoded.omitted, ex.retention))
-            emit("ledger.completed", key=ex.digest, task=ex.task, task_id=ex.task_id, token=held.token)
+    def _attempt(self, ex: Execution, held: Held, kept: KeptFence) -> Attempt:
+        return Attempt(
+            ex,
+            held,
+            self._keeper,
+            kept,
+            ledger=self._ledger,
+            database=self._database,
+            outbox=Outbox(self._ledger, self._post),
+            codec=self._codec,
+        )
 
     # --- after an error -----------------------------------------------------------------------------------------------
 
-    def _after(self, ex: Execution, held: Held, error: BaseException, outcome: _Outcome) -> Returned | Aside:
+    def _after(self, ex: Execution, attempt: Attempt, error: BaseException) -> Returned | Aside:
+        if attempt.committed and isinstance(error, Exception):
+            return self._after_commit(ex, attempt, error)
         lost = self._database.connection_lost(error)
         try:
-            reply = self._ledger.abandon(_abandonment(ex, held, error, lost))
+            reply = self._ledger.abandon(_abandonment(ex, attempt.held, error, lost))
         except StoreUnavailableError as away:
-            if (
-                not isinstance(error, Exception) or ex.control(error) == "retry"
-            ):  # or a successor is on its way
+            # Ask later, unless the process is on its way out or a successor is on its way.
+            if not isinstance(error, Exception) or ex.control(error) == "retry":
                 raise error from away
             return self._ask_later(ex, away)
         action = aftermath(
@@ -157,33 +154,37 @@ class Correctness:
             same_task=reply.task_id == ex.task_id,
             connection_lost=lost,
         )
-        return self._act(ex, held, error, outcome, action, reply)
+        return self._act(ex, attempt, error, action, reply)
+
+    def _after_commit(self, ex: Execution, attempt: Attempt, error: Exception) -> Returned:
+        """What the body does after its block cannot undo it (L8, L12)."""
+        emit("body.failed_after_commit", key=ex.digest, task=ex.task, task_id=ex.task_id, why=_cause(error))
+        return Returned(attempt.value)
 
     def _act(
-        self,
-        ex: Execution,
-        held: Held,
-        error: BaseException,
-        outcome: _Outcome,
-        action: Aftermath,
-        reply: AbandonReply,
+        self, ex: Execution, attempt: Attempt, error: BaseException, action: Aftermath, reply: AbandonReply
     ) -> Returned | Aside:
-        if action is Aftermath.SUCCEEDED and isinstance(error, Exception):
-            emit(
-                "commit.confirmed", key=ex.digest, task=ex.task, task_id=ex.task_id, why=type(error).__name__
-            )
-            return Returned(outcome.value)
-        if action not in (Aftermath.RAISE, Aftermath.SUCCEEDED):
-            self._tell_fenced_off(ex, held, error, action)
+        if action is Aftermath.SUCCEEDED:
+            return self._confirmed(ex, attempt, error)
+        if action is not Aftermath.RAISE:
+            self._tell_fenced_off(ex, attempt.held, error, action)
         if action is Aftermath.RAISE or not isinstance(error, Exception) or ex.control(error) == "retry":
-            raise error
+            raise _outcome(ex, error, reply)
         if action is Aftermath.REPLAY:
             return Returned(recorded_value(reply.result, reply.omitted, self._codec), counter="fenced_off")
         if action is Aftermath.AGAIN:
-            return self._again(ex, held, error, reply.fence_ours)
+            return self._again(ex, attempt.held, error, reply.fence_ours)
         if action is Aftermath.LEAVE:
             return Drop("taken_over", counter="fenced_off")
         return back_off(ex, ex.policy.lease, "taken_over", self._jitter(), counter="fenced_off")
+
+    def _confirmed(self, ex: Execution, attempt: Attempt, error: BaseException) -> Returned:
+        """The error came after the COMMIT: a lost reply, or a hook that raised (L8)."""
+        attempt.confirm()
+        if not isinstance(error, Exception):
+            raise error
+        emit("commit.confirmed", key=ex.digest, task=ex.task, task_id=ex.task_id, why=_cause(error))
+        return Returned(attempt.value)
 
     def _again(self, ex: Execution, held: Held, error: Exception, fence_ours: bool) -> Again:
         if ex.republished >= ex.policy.max_attempts:  # the database, or the body, ends every attempt this way
@@ -218,10 +219,16 @@ def _cause(error: BaseException) -> str:
     return type(error).__name__
 
 
-class _Outcome:
-    """What the body returned, for the case that its commit turns out to have happened (L8)."""
-
-    value: object = None
+def _outcome(ex: Execution, error: BaseException, reply: AbandonReply) -> BaseException:
+    """What the task ends with: its error, unless an effect of unknown outcome weighs more (L14)."""
+    if reply.state == "in_doubt":
+        doubt: BaseException = InDoubtError(ex.key.text, reply.effect or "", reply.since or "")
+    elif reply.state == "failed" and reply.effect is not None:
+        doubt = OutcomeUnknownError(ex.key.text, reply.effect)
+    else:
+        return error
+    doubt.__cause__ = error
+    return doubt
 
 
 def _operation(ex: Execution) -> Operation:
@@ -233,28 +240,34 @@ def _operation(ex: Execution) -> Operation:
 
 def _claim(ex: Execution, operation: Operation, holder: str) -> Claim:
     policy = ex.policy
-    unknown = policy.on_unknown if isinstance(policy.on_unknown, str) else "probe"
     return Claim(
         operation=operation,
         holder=holder,
         worker=ex.worker,
         lease=policy.lease,
         max_takeovers=policy.max_attempts,
-        on_unknown=unknown,
+        on_unknown=_unknown(ex),
         retention=ex.failure_retention,
+        message=ex.message() if ex.seen_before else None,
     )
 
 
 def _abandonment(ex: Execution, held: Held, error: BaseException, lost: bool) -> Abandonment:
     final = isinstance(error, ex.policy.final_errors) and not lost
-    unknown = ex.policy.on_unknown if isinstance(ex.policy.on_unknown, str) else "probe"
+    unknown = "doubt" if isinstance(error, InDoubtError) else _unknown(ex)
     return Abandonment(
         held=held,
         state="failed" if final else "retryable",
         error=encode_error(error),
         on_unknown=unknown,
         retention=ex.failure_retention,
+        message=ex.message(),
     )
+
+
+def _unknown(ex: Execution) -> str:
+    """How the ledger calls the task's policy: a function is ``probe``."""
+    return ex.policy.on_unknown if isinstance(ex.policy.on_unknown, str) else "probe"
 
 
 def _refusal(ex: Execution, claimed: Claimed) -> BaseException:

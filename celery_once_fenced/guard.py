@@ -24,7 +24,7 @@ from dataclasses import replace
 from celery_once_fenced.correctness import Correctness
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.events import emit
-from celery_once_fenced.grant import Grant, granted
+from celery_once_fenced.grant import Backing, Grant, granted
 from celery_once_fenced.keepers import KeptLease, LeaseKeeper
 from celery_once_fenced.keys import new_id
 from celery_once_fenced.run import (
@@ -58,11 +58,13 @@ class Guard:
         correctness: Correctness | None = None,
         *,
         keeper: LeaseKeeper | None = None,
+        backing: Backing | None = None,
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._leases = leases
         self._correctness = correctness
+        self._backing = backing
         self._keeper = keeper or LeaseKeeper(leases)
         self._clock = self._keeper.clock
         self._sleep = sleep
@@ -95,7 +97,7 @@ class Guard:
             return self._fenced(ex, kept.renewal.holder if kept else new_id(), body)
         if (answer := self._answer_from_holder(ex)) is not None:
             return answer
-        grant = Grant(ex.key.text, resource=ex.resource, belief=kept)
+        grant = Grant(ex.key.text, belief=kept, backing=self._backing)
         with granted(grant):
             return Returned(body(grant))
 

@@ -9,6 +9,7 @@ never renewed again; an answer that comes back for it is ignored.
 from __future__ import annotations
 
 import os
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from celery_once_fenced.lease import Clock, boot_clock
 
-__all__ = ["Heartbeat", "Kept"]
+__all__ = ["Heartbeat", "Kept", "Round"]
 
 
 class Kept(Protocol):
@@ -111,6 +112,30 @@ class Heartbeat(Generic[K]):
         over = [lease for lease in self._leases if lease.over(now)]
         self._leases.difference_update(over)
         return over
+
+
+class Round:
+    """Does something every ``seconds`` on a thread of its own, until the process ends.  ``do`` must not raise."""
+
+    def __init__(self, name: str, seconds: float, do: Callable[[], object]) -> None:
+        self._seconds = seconds
+        self._do = do
+        self._thread = threading.Thread(target=self._run, name=f"once-fenced-{name}", daemon=True)
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No round begins after this."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        # The first round comes at a random time, so that the processes of a worker do not all ask at once.
+        pause = self._seconds * random.random()
+        while not self._stopped.wait(pause):
+            self._do()
+            pause = self._seconds
 
 
 _instances: weakref.WeakSet[Heartbeat[Any]] = weakref.WeakSet()

@@ -144,7 +144,6 @@ _BUILT_IN: Mapping[str, Any] = MappingProxyType(
 NOT_YET: tuple[tuple[str, object], ...] = (
     ("on_duplicate", "replace"),
     ("on_duplicate", "keep_last"),
-    ("atomic", False),
 )
 """Values that are declared but not available in this version: the one place that refuses them."""
 

@@ -13,13 +13,18 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
+from celery_once_fenced import outbox
 from celery_once_fenced.admission import Admission
 from celery_once_fenced.config import Settings
 from celery_once_fenced.correctness import Correctness
-from celery_once_fenced.errors import ConfigError
+from celery_once_fenced.detached import Detached
+from celery_once_fenced.errors import ConfigError, StoreUnavailableError
+from celery_once_fenced.events import emit
 from celery_once_fenced.guard import Guard
-from celery_once_fenced.keepers import LeaseKeeper
+from celery_once_fenced.keepers import FenceKeeper, LeaseKeeper
+from celery_once_fenced.ledger import Codec
 from celery_once_fenced.observers.logging import start_logging
+from celery_once_fenced.outbox import Post
 from celery_once_fenced.stores import Database, LeaseStore, LedgerStore
 
 __all__ = ["Runtime", "current", "register_database", "runtime_of"]
@@ -140,14 +145,41 @@ class Runtime:
 
     @cached_property
     def guard(self) -> Guard:
-        return Guard(self.leases, self._correctness(), keeper=self.keeper)
+        return Guard(self.leases, self._correctness(), keeper=self.keeper, backing=Detached(lambda: self))
 
     def _correctness(self) -> Correctness | None:
         if self.database is None or self.ledger is None:
             return None
+        return Correctness(self.ledger, self.database, self.codec, self.post, keeper=self.fence_keeper)
+
+    @cached_property
+    def fence_keeper(self) -> FenceKeeper:
+        if self.ledger is None:
+            raise ConfigError("there are no fences: name a database in the setting once_fenced")
+        return FenceKeeper(self.ledger)
+
+    @cached_property
+    def codec(self) -> Codec:
+        """Kombu's JSON, which every result backend and broker speaks (L6)."""
         from kombu.utils import json
 
-        return Correctness(self.ledger, self.database, (json.dumps, json.loads))
+        return json.dumps, json.loads
+
+    @cached_property
+    def post(self) -> Post:
+        """The way of stored messages to the broker."""
+        from celery_once_fenced.post import CeleryPost
+
+        return CeleryPost(self.app)
+
+    def sweep(self) -> None:
+        """Publish what workers that died left in the outbox (L9).  Never raises."""
+        if self.ledger is None:
+            return
+        try:
+            outbox.sweep(self.ledger, self.post)
+        except StoreUnavailableError as error:
+            emit("store.failed", operation="sweep", key="", why=str(error))
 
     @cached_property
     def visibility_timeout(self) -> float | None:
@@ -173,5 +205,5 @@ class Runtime:
             store = self.__dict__.pop(name, None)
             if hasattr(store, "close"):
                 store.close()
-        for name in ("admission", "guard", "keeper"):
+        for name in ("admission", "fence_keeper", "guard", "keeper"):
             self.__dict__.pop(name, None)

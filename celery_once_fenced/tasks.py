@@ -24,6 +24,7 @@ from celery_once_fenced import worker
 from celery_once_fenced.admission import Call, Permit
 from celery_once_fenced.calls import CallPlan
 from celery_once_fenced.config import policy_for
+from celery_once_fenced.detached import Detached
 from celery_once_fenced.errors import ConfigError, GrantError
 from celery_once_fenced.grant import Grant, current_grant, granted
 from celery_once_fenced.header import HEADER, Header
@@ -228,7 +229,7 @@ class SingletonTask(Task):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
         if not worker.is_delivery(request):
-            with granted(Grant(self.name)):  # detached: no token, and nothing is stored
+            with granted(self._detached()):
                 return super().__call__(*args, **kwargs)
         return worker.run(self, request, args, kwargs)
 
@@ -238,7 +239,11 @@ class SingletonTask(Task):
         try:
             return current_grant()
         except GrantError:
-            return Grant(self.name)
+            return self._detached()
+
+    def _detached(self) -> Grant:
+        """No token, and nothing is stored."""
+        return Grant(self.name, backing=Detached(lambda: self.blueprint.runtime))
 
 
 class FencedTask(SingletonTask):
@@ -279,8 +284,14 @@ class Publication:
         derived = self.task.blueprint.recipe.derive_call(self.args, self.kwargs, once_key)
         if derived.key is None:
             return self._send_unguarded("no_key", refused=False)
+        # A packed message names its delivery and has no key yet: published twice, it is recognised (L9).
+        packed = before if before is not None and before.key is None else Header()
         header = Header(
-            key=derived.key, fingerprint=derived.fingerprint, delivery=new_id(), awaited=self._awaited
+            key=derived.key,
+            fingerprint=derived.fingerprint,
+            delivery=packed.delivery or new_id(),
+            run=packed.run,
+            awaited=self._awaited,
         )
         if self._replaces_current:
             return self._send_successor(derived.key, header)

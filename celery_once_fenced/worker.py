@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery import signals, states
+from celery import current_app, signals, states
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_once_fenced import doctor
@@ -21,9 +21,13 @@ from celery_once_fenced.errors import DeferralFailedError, DuplicateError
 from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Grant
 from celery_once_fenced.header import HEADER, Header
+from celery_once_fenced.heartbeat import Round
 from celery_once_fenced.keys import Key, new_id
+from celery_once_fenced.outbox import AGE
 from celery_once_fenced.policy import Policy
+from celery_once_fenced.post import CeleryPost
 from celery_once_fenced.run import Again, Aside, Conflict, Control, Defer, Drop, Execution, Returned, Skip
+from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.stores import Enqueue, Settle
 
 if TYPE_CHECKING:
@@ -147,6 +151,7 @@ def _described(
         redelivery_window=blueprint.runtime.redelivery_window(policy.lease),
         control=_control,
         stored_success=partial(_stored_success, task),
+        message=partial(_packed, task, request),
     )
 
 
@@ -189,6 +194,12 @@ def _stored_success(task: SingletonTask, task_id: str) -> tuple[bool | None, obj
         return False, None
     is_final = state in states.READY_STATES or task.ignore_result
     return False if is_final else None, None
+
+
+def _packed(task: SingletonTask, request: Any) -> str:
+    """The message as the outbox packs one: what "run again" publishes, under the same task id (L14)."""
+    signature = task.signature_from_request(request, countdown=0, retries=request.retries)
+    return CeleryPost(task.app).pack(signature, request.id, new_id())
 
 
 # --- what the guard says, done in Celery's terms ----------------------------------------------------------------------
@@ -341,9 +352,21 @@ def _on_beat_start(sender: Any = None, **_: Any) -> None:
     doctor.log_findings(sender.app)
 
 
+def _on_worker_ready(sender: Any = None, **_: Any) -> None:
+    """Pools without child processes sweep in their only one; a prefork parent never touches Postgres (W2)."""
+    if type(sender.pool).__module__ != "celery.concurrency.prefork":
+        _start_sweeping(sender.app)
+
+
+def _start_sweeping(app: Any) -> None:
+    if any(_is_guarded(task) and task.blueprint.policy.correctness for task in app.tasks.values()):
+        Round("outbox", AGE, runtime_of(app).sweep).start()
+
+
 def _on_process_init(**_: Any) -> None:
     global _limits_are_enforced
     _limits_are_enforced = True
+    _start_sweeping(current_app._get_current_object())
 
 
 def _is_guarded(task: Any) -> bool:
@@ -355,4 +378,5 @@ signals.task_revoked.connect(_on_revoked, weak=False, dispatch_uid="celery_once_
 signals.before_task_publish.connect(_on_before_publish, weak=False, dispatch_uid="celery_once_fenced.publish")
 signals.celeryd_after_setup.connect(_on_worker_setup, weak=False, dispatch_uid="celery_once_fenced.setup")
 signals.beat_init.connect(_on_beat_start, weak=False, dispatch_uid="celery_once_fenced.beat")
+signals.worker_ready.connect(_on_worker_ready, weak=False, dispatch_uid="celery_once_fenced.ready")
 signals.worker_process_init.connect(_on_process_init, weak=False, dispatch_uid="celery_once_fenced.process")

@@ -381,6 +381,26 @@ class FenceRenewal:
 
 
 @dataclass(frozen=True, slots=True)
+class Acquire:
+    """Take the fence of a resource outside tasks."""
+
+    resource: str
+    holder: str
+    name: str
+    """Shown as the task of the holder."""
+    worker: str
+    lease: float
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """``token`` is None where the fence is held by another, for ``wait`` seconds more."""
+
+    token: int | None
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Resolution:
     """What a person decides of an entry in doubt; ``retryable`` = run again with the same downstream keys."""
 
@@ -417,6 +437,10 @@ class Transaction(Protocol):
 
     def put(self, held: Held, task_id: str, message: str) -> None:
         """Write a message of the outbox, which exists if and only if this transaction commits (L9)."""
+        ...
+
+    def check(self, held: Held) -> None:
+        """Last statement of a transaction that has no ledger entry.  Raises as ``complete`` does, of the fence."""
         ...
 
     def complete(self, held: Held, completion: Completion) -> None:
@@ -466,6 +490,11 @@ class LedgerStore(Protocol):
     def effect_start(self, ask: EffectStart) -> EffectStarted: ...
     def effect_finish(self, ask: EffectFinish) -> bool:
         """False when the effect was started again or finished by another; the outcome is then kept as an event."""
+        ...
+
+    def acquire(self, ask: Acquire) -> Acquired: ...
+    def free(self, held: Held) -> bool:
+        """Give a fence back that ``acquire`` gave.  False when it is another's by now."""
         ...
 
     def look(self, digest: bytes) -> Mapping[str, Any] | None:

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from celery_once_fenced.stores import (
     Abandonment,
     AbandonReply,
+    Acquire,
+    Acquired,
     Claim,
     Claimed,
     Completion,
@@ -31,6 +33,7 @@ from celery_once_fenced.stores import (
 )
 from celery_once_fenced.stores.postgres_body import (
     BEGIN_SQL,
+    CHECK_SQL,
     COMPLETE_SQL,
     OUTBOX_SQL,
     PsycopgDatabase,
@@ -43,6 +46,7 @@ from celery_once_fenced.stores.postgres_schema import FILES, schema_sql
 
 __all__ = [
     "BEGIN_SQL",
+    "CHECK_SQL",
     "COMPLETE_SQL",
     "FILES",
     "OUTBOX_SQL",
@@ -83,6 +87,8 @@ select resource, token, holder, key_digest as digest, task_id, task_name as task
  order by resource limit %s::int
 """
 _FORCE_RELEASE = "select once_fenced_force_release_v1(%s, %s, %s, %s) as token"
+_ACQUIRE = "select token, coalesce(wait, 0) as wait from once_fenced_acquire_v1(%s, %s, %s, %s, %s::float8)"
+_FREE = "select once_fenced_free_v1(%s, %s::bigint, %s) as done"
 _RESOLVE = "select * from once_fenced_resolve_v1(%s::bytea, %s, %s, %s, %s::float8, %s, %s)"
 _FORGET = "select once_fenced_forget_v1(%s::bytea, %s, %s) as done"
 _CONFIRM = "select once_fenced_outbox_confirm_v1(%s::text[]) as confirmed"
@@ -182,6 +188,15 @@ class PostgresLedgerStore:
         """See ``force_release_v1.sql``."""
         token: int | None = self._claims.ask(_FORCE_RELEASE, (resource, holder, actor, reason))[0]["token"]
         return token
+
+    def acquire(self, ask: Acquire) -> Acquired:
+        """See ``fence_v1.sql``."""
+        params = (ask.resource, ask.holder, ask.name, ask.worker, ask.lease)
+        return _answer(Acquired, self._claims.ask(_ACQUIRE, params))
+
+    def free(self, held: Held) -> bool:
+        """See ``fence_v1.sql``."""
+        return bool(self._claims.ask(_FREE, (held.operation.resource, held.token, held.holder))[0]["done"])
 
     def resolve(self, ask: Resolution) -> Resolved:
         """See ``resolve_v1.sql``."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEGIN_SQL",
+    "CHECK_SQL",
     "COMPLETE_SQL",
     "OUTBOX_SQL",
     "PsycopgDatabase",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 BEGIN_SQL = "select once_fenced_begin_v1(%s, %s::bigint, %s)"
+CHECK_SQL = "select once_fenced_check_v1(%s, %s::bigint, %s)"
 OUTBOX_SQL = "select once_fenced_outbox_put_v1(%s::bytea, %s, %s)"
 COMPLETE_SQL = """
 select once_fenced_complete_v1(%s::bytea, %s, %s::bigint, %s, %s::int, %s, %s, %s::float8)
@@ -70,6 +72,10 @@ class PsycopgTransaction:
     def complete(self, held: Held, completion: Completion) -> None:
         """Last statement.  Raises ``FencedOffError``, ``GrantError`` or ``OutcomeUnknownError``."""
         self._execute(COMPLETE_SQL, complete_params(held, completion), held)
+
+    def check(self, held: Held) -> None:
+        """Last statement without a ledger entry.  Raises ``FencedOffError`` or ``GrantError``."""
+        self._execute(CHECK_SQL, begin_params(held), held)
 
     def put(self, held: Held, task_id: str, message: str) -> None:
         """See ``outbox_v1.sql``."""

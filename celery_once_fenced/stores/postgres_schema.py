@@ -25,6 +25,7 @@ FILES = (
     "resolve_v1.sql",
     "forget_v1.sql",
     "outbox_v1.sql",
+    "fence_v1.sql",
     "prune_v1.sql",
     "guard_v1.sql",
     "unfenced_v1.sql",

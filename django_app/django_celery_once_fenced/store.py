@@ -93,6 +93,10 @@ class DjangoTransaction:
         """Last statement.  Raises ``FencedOffError`` or ``GrantError``; then everything rolls back."""
         self._execute(postgres.COMPLETE_SQL, postgres.complete_params(held, completion), held)
 
+    def check(self, held: Held) -> None:
+        """Last statement without a ledger entry.  Raises ``FencedOffError`` or ``GrantError``."""
+        self._execute(postgres.CHECK_SQL, postgres.begin_params(held), held)
+
     def put(self, held: Held, task_id: str, message: str) -> None:
         """Write a message of the outbox, which exists if and only if this transaction commits (L9)."""
         self._execute(postgres.OUTBOX_SQL, (held.operation.digest, task_id, message), held)

@@ -1,0 +1,228 @@
+"""What a person asks and decides: who holds a key and why, free it, resolve what is in doubt, let a key run again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from celery_once_fenced import runtime
+from celery_once_fenced.durations import Duration, parse_duration
+from celery_once_fenced.errors import ConfigError, RecordedError
+from celery_once_fenced.events import emit
+from celery_once_fenced.ledger import Encoded, encode_error
+from celery_once_fenced.outcome import moment_of
+from celery_once_fenced.stores import HeldFence, Hold, LedgerStore, Resolution, Slot
+
+__all__ = ["Explanation", "explain", "find", "forget", "release", "resolve"]
+
+DIGEST = re.compile("[0-9a-f]{64}")
+SLOTS: tuple[Slot, ...] = ("q", "r")
+SHORTENED = 100
+"""Characters of readable key in a slot: a longer key matches by its beginning."""
+STATES: Mapping[str, Literal["succeeded", "failed", "retryable"]] = {
+    "succeeded": "succeeded",
+    "failed": "failed",
+    "again": "retryable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Who holds a key, why and until when: in data, and as a sentence (``str(explanation)``)."""
+
+    key: str
+    digest: str
+    holds: tuple[Hold, ...]
+    """Slots in Redis: queued (q) and running (r)."""
+    fences: tuple[HeldFence, ...]
+    """Fences in Postgres that are held for this key, or have lapsed."""
+    entry: Mapping[str, Any] | None
+    """The ledger entry by column, where the correctness tier knows the key."""
+
+    def __str__(self) -> str:
+        parts = [_hold_sentence(hold) for hold in self.holds]
+        parts += [_fence_sentence(fence) for fence in self.fences]
+        parts += [_entry_sentence(self.entry)] if self.entry is not None else []
+        return f"{self.key}: " + ("; ".join(parts) if parts else "held by nobody, a call runs at once") + "."
+
+
+def explain(key: str) -> Explanation:
+    """Who holds ``key``, why, and until when.
+
+    Args:
+        key: The 64 hexadecimal characters of its digest, or the readable key as outcomes, logs and admin show it.
+
+    Raises:
+        ConfigError: no key with this readable text is held or recorded.
+        StoreUnavailableError: Redis or Postgres does not answer.
+    """
+    here = runtime.current()
+    digest, text = find(here, key)
+    holds = tuple(here.leases.look(digest))
+    if here.ledger is None:
+        return Explanation(text, digest, holds, (), None)
+    fences = tuple(fence for fence in here.ledger.fences() if _is_of(fence, digest, text))
+    return Explanation(text, digest, holds, fences, here.ledger.look(bytes.fromhex(digest)))
+
+
+def find(here: runtime.Runtime, key: str) -> tuple[str, str]:
+    """Digest and readable text of a key given as either.  Raises ``ConfigError`` where nobody knows the text."""
+    if DIGEST.fullmatch(key):
+        return key, key
+    digests = sorted({hold.digest for hold in here.leases.holds() if _reads(hold.text, key)})
+    recorded = here.ledger.find(key) if here.ledger is not None and not digests else None
+    found = digests or ([recorded.hex()] if recorded else [])
+    if not found:
+        raise ConfigError(
+            f"no key {key!r} is held or recorded: give the readable key as shown, or its digest"
+        )
+    if len(found) > 1:  # text is for people and may be shortened; the digest decides (K3)
+        raise ConfigError(
+            f"{len(found)} keys read {key!r}: give the digest of one of them: {', '.join(found)}"
+        )
+    return found[0], key
+
+
+def _reads(shown: str, key: str) -> bool:
+    return shown == key or (len(shown) >= SHORTENED and key.startswith(shown))
+
+
+def release(key: str, holder: str, *, reason: str = "", actor: str = "") -> bool:
+    """Free what ``holder`` has of ``key``; False when it has nothing of it by now.
+
+    ``holder`` is what :func:`explain` shows.  Its task goes on running but frees nothing of its successor's; in the
+    correctness tier its fence is raised as well, so that it can commit nothing more, and ``reason`` and ``actor`` are
+    kept with the event.
+    """
+    here = runtime.current()
+    digest, text = find(here, key)
+    freed = [here.leases.release(digest, slot, holder) for slot in SLOTS]
+    if here.ledger is not None:
+        freed += _release_fences(here.ledger, digest, text, holder, reason, actor)
+    emit("lease.released_by_hand", key=digest, holder=holder, freed=any(freed), actor=actor, why=reason)
+    return any(freed)
+
+
+def _release_fences(
+    ledger: LedgerStore, digest: str, text: str, holder: str, reason: str, actor: str
+) -> list[bool]:
+    held = [fence for fence in ledger.fences() if fence.holder == holder and _is_of(fence, digest, text)]
+    return [ledger.force_release(fence.resource, holder, reason, actor) is not None for fence in held]
+
+
+def _is_of(fence: HeldFence, digest: str, text: str) -> bool:
+    """Under ``replay_for=0`` the ledger's digest is that of one call (L11), so the readable key decides there."""
+    return fence.digest == bytes.fromhex(digest) or fence.key == text
+
+
+def resolve(
+    key: str,
+    outcome: Literal["succeeded", "failed", "again"],
+    *,
+    result: object = None,
+    reason: str,
+    actor: str = "",
+    keep: Duration = "30d",
+) -> bool:
+    """Decide a key that is in doubt: an effect was started and nobody knew how it ended (L14).
+
+    Args:
+        key: Its digest, or readable key.
+        outcome: ``succeeded``: later calls get ``result``; the body is not run, so write what it would have written.
+            ``failed``: later calls get an error with the reason.  ``again``: the stored message is published and the
+            body runs again; what was recorded is replayed, the step in doubt is called with the same downstream key.
+        result: What later calls get, where succeeded; JSON.
+        reason: Why; kept with the event, as is ``actor``, who says so.
+        keep: How long the decision answers later calls.
+
+    Returns:
+        False when the key is not in doubt (any more); then nothing was changed.
+
+    Raises:
+        ConfigError: an unknown key or outcome, no reason, a result that is not JSON, or no database in the settings.
+        StoreUnavailableError: Postgres does not answer.
+    """
+    here = runtime.current()
+    digest, text = find(here, key)
+    resolution = Resolution(
+        digest=bytes.fromhex(digest),
+        state=_state(outcome, reason),
+        result=_result(here, result) if outcome == "succeeded" else None,
+        error=encode_error(RecordedError(text, "resolved", reason)) if outcome == "failed" else None,
+        retention=parse_duration(keep, option="keep"),
+        actor=actor,
+        reason=reason,
+    )
+    resolved = _ledger(here).resolve(resolution)
+    if resolved.done:
+        emit("ledger.resolved", key=digest, outcome=outcome, actor=actor, why=reason)
+    if resolved.message is not None:
+        here.post.publish("", resolved.message)
+    return resolved.done
+
+
+def forget(key: str, *, reason: str, actor: str = "") -> bool:
+    """Let a key that has finished, or waits for a retry, run again from the start: its entry is deleted.
+
+    Returns False where there is no such entry: none, running, or in doubt (then use :func:`resolve`).
+    Raises ``ConfigError`` for an unknown key or without a reason, ``StoreUnavailableError``.
+    """
+    here = runtime.current()
+    digest, _ = find(here, key)
+    if not reason:
+        raise ConfigError("forget() needs a reason: it is kept with the event")
+    forgotten = _ledger(here).forget(bytes.fromhex(digest), reason, actor)
+    if forgotten:
+        emit("ledger.forgotten", key=digest, actor=actor, why=reason)
+    return forgotten
+
+
+def _state(outcome: str, reason: str) -> Literal["succeeded", "failed", "retryable"]:
+    if outcome not in STATES:
+        raise ConfigError(f"outcome must be one of {', '.join(STATES)}, not {outcome!r}")
+    if not reason:
+        raise ConfigError("resolve() needs a reason: it is kept with the event")
+    return STATES[outcome]
+
+
+def _result(here: runtime.Runtime, result: object) -> str:
+    encoded = Encoded.of(result, here.codec)
+    if encoded.text is None:
+        raise ConfigError(f"the result cannot be recorded: {encoded.omitted}")
+    return encoded.text
+
+
+def _ledger(here: runtime.Runtime) -> LedgerStore:
+    if here.ledger is None:
+        raise ConfigError("there is no ledger: name a database in the setting once_fenced")
+    return here.ledger
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def _at(since: float) -> str:
+    moment = moment_of(since)
+    return "an unknown time" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _hold_sentence(hold: Hold) -> str:
+    if hold.slot == "q":
+        return f"queued by task {hold.task_id} since {_at(hold.since)}, for {hold.left:.0f} s more unless it runs"
+    where = f" on {hold.worker}" if hold.worker else ""
+    return f"running in task {hold.task_id}{where} since {_at(hold.since)}, lease left {hold.left:.1f} s"
+
+
+def _fence_sentence(fence: HeldFence) -> str:
+    until = (
+        f"for {fence.left:.1f} s more"
+        if fence.left > 0
+        else f"lapsed {-fence.left:.1f} s ago, free to be taken over"
+    )
+    return f"fence {fence.resource} held with token {fence.token} by task {fence.task_id} on {fence.worker}, {until}"
+
+
+def _entry_sentence(entry: Mapping[str, Any]) -> str:
+    return f"recorded as {entry['state']} by task {entry['task_id']}, attempt {entry['attempt']}, token {entry['token']}"
