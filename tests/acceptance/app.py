@@ -152,16 +152,15 @@ VERBS: Mapping[str, Callable[[Any, Stage, str, str], Any]] = {
 
 # --- the tasks --------------------------------------------------------------------------------------------------------
 
+# With a delay: Celery may store the state RETRY after the result of a retry that was faster, and over it.
+AUTORETRY = {"autoretry_for": (ValueError,), "retry_backoff": False, "default_retry_delay": 0.2}
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
 
 OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "early": ({}, {}),
     "late": ({}, LATE),
-    "autoretry": ({}, {"autoretry_for": (ValueError,), "retry_backoff": False, "default_retry_delay": 0}),
-    "autoretry_late": (
-        {},
-        {**LATE, "autoretry_for": (ValueError,), "retry_backoff": False, "default_retry_delay": 0},
-    ),
+    "autoretry": ({}, AUTORETRY),
+    "autoretry_late": ({}, {**LATE, **AUTORETRY}),
     "tracked": ({}, {**LATE, "track_started": True}),
     "serial": ({"unique": "while_executing"}, {"max_retries": 0}),
     "late_serial": ({"unique": "while_executing"}, LATE),

@@ -6,13 +6,14 @@ Broken variants of the SQL itself are in ``tests/integration/test_fence_controls
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import celery_once.backends.redis
 import psycopg
-from celery import Celery, Task
+from celery import Task
 from celery_once import QueueOnce
 from kombu.utils import json
 
@@ -22,6 +23,7 @@ from celery_once_fenced.run import Drop
 from celery_once_fenced.runtime import Runtime
 from celery_once_fenced.stores.postgres import BEGIN_SQL, COMPLETE_SQL, begin_params, complete_params
 
+LOCK_SECONDS = 2
 SUCCEED = "update once_fenced_ledger set state = 'succeeded', result = %s where key_digest = %s"
 
 
@@ -253,22 +255,26 @@ BASES: dict[str, tuple[type[Broken], tuple[str, ...]]] = {
 # --- without a fence --------------------------------------------------------------------------------------------------
 
 
-def register_unfenced(app: Celery) -> None:
+def plain_lock(redis_url: str) -> dict[str, Any]:
+    """The settings of celery-once, which keeps its first connection for all apps of a process."""
+    celery_once.backends.redis.redis = None
+    return {
+        "backend": "celery_once.backends.Redis",
+        "settings": {"url": redis_url, "default_timeout": LOCK_SECONDS},
+    }
+
+
+def register_unfenced(add: Callable[..., Any]) -> None:
     """The same body in the efficiency tier, under a plain Redis lock, and under nothing."""
     from tests.acceptance.shop_app import LEASE, give, post, post_in_atomic
 
     durable = {"acks_late": True, "reject_on_worker_lost": True}
-    lock = {"keys": ["label"], "timeout": 2}
-    app.conf.ONCE = {
-        "backend": "celery_once.backends.Redis",
-        "settings": {"url": app.conf.once_fenced["redis_url"], "default_timeout": 2},
-    }
-    app.task(bind=True, base=QueueOnce, name="plain_lock.post", once={**lock, "graceful": True}, **durable)(
-        post_in_atomic
-    )
-    app.task(bind=True, base=QueueOnce, name="plain_lock.strict", once=lock, **durable)(post_in_atomic)
+    lock = {"keys": ["label"], "timeout": LOCK_SECONDS}
+    graceful = {**lock, "graceful": True}
     once = Once(key="{label}", lease=LEASE)
-    app.task(bind=True, base=SingletonTask, name="efficiency.post", once=once, **durable)(post_in_atomic)
-    app.task(bind=True, base=SingletonTask, name="flipped.post", once=once)(post)
-    app.task(bind=True, base=Task, name="unguarded.post", **durable)(post)
-    app.task(bind=True, base=Task, name="unguarded.give", **durable)(give)
+    add(bind=True, base=QueueOnce, name="plain_lock.post", once=graceful, **durable)(post_in_atomic)
+    add(bind=True, base=QueueOnce, name="plain_lock.strict", once=lock, **durable)(post_in_atomic)
+    add(bind=True, base=SingletonTask, name="efficiency.post", once=once, **durable)(post_in_atomic)
+    add(bind=True, base=SingletonTask, name="flipped.post", once=once)(post)
+    add(bind=True, base=Task, name="unguarded.post", **durable)(post)
+    add(bind=True, base=Task, name="unguarded.give", **durable)(give)

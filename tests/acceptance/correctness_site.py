@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
@@ -13,7 +16,7 @@ import psutil
 
 from django_celery_once_fenced.models import Fence, LedgerEntry
 from example_project.shop.models import Account, Entry
-from tests.acceptance.shop_app import AMOUNT, POSTGRES, Orders, build
+from tests.acceptance.shop_app import AMOUNT, LEASE, POSTGRES, Orders, build
 from tests.acceptance.workers import PARKED, QUEUE, Site, Worker, eventually
 
 BALANCE = 100
@@ -126,8 +129,16 @@ class Posting:
         return hasattr(self.task, "blueprint")
 
     @property
+    def fenced(self) -> bool:
+        return self.guarded and self.task.blueprint.policy.correctness
+
+    @property
     def digest(self) -> str:
-        return self.site.digest(self.task, self.label, self.account, *self.acts)
+        return str(self._key.digest)
+
+    @property
+    def _key(self) -> Any:
+        return self.task.blueprint.recipe.derive_call((self.label, self.account, *self.acts), {}, None).key
 
     @property
     def entries(self) -> int:
@@ -140,7 +151,8 @@ class Posting:
 
     @property
     def ledger(self) -> LedgerEntry:
-        return LedgerEntry.objects.get(pk=bytes.fromhex(self.digest))
+        """The entry of the latest call (under ``replay_for=0`` each has its own)."""
+        return LedgerEntry.objects.filter(key=self._key.text).latest("created_at")
 
     @property
     def fence(self) -> Fence:
@@ -229,6 +241,31 @@ class Posting:
         self.site.orders.release(self.named(point))
 
 
+@dataclass(frozen=True)
+class Zombie:
+    """A posting whose first run is frozen, with the child process it is in."""
+
+    posting: Posting
+    pid: int
+
+    @classmethod
+    def of(cls, posting: Posting, place: str) -> Zombie:
+        return cls(posting, posting.frozen(place))
+
+    def lapses(self) -> Zombie:
+        """Wait until its lease in Redis is over, which was taken before the one in PostgreSQL."""
+        eventually(lambda: not self.posting.running, LEASE + 2, "the end of the lease")
+        return self
+
+    def wakes(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def was_fenced_off(self, then: str) -> None:
+        self.posting.has_told("fence.rejected")
+        (event,) = self.posting.events("fence.rejected")
+        assert (event["pid"], event["then"]) == (self.pid, then)
+
+
 def is_frozen(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
@@ -247,4 +284,4 @@ def ends_with_one_effect(posting: Posting, within: float = 15.0) -> None:
     eventually(lambda: not posting.site.pending(posting.result.id), within, f"the end of {posting.task.name}")
     has_one_effect(posting)
     assert (value, posting.state) == (BALANCE - AMOUNT, "SUCCESS")
-    assert not posting.guarded or posting.ledger.state == "succeeded"
+    assert not posting.fenced or posting.ledger.state == "succeeded"

@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -298,6 +299,8 @@ def build(settings: Mapping[str, Any]) -> Celery:
 
     app = Celery("acceptance", set_as_current=False)
     app.conf.update(settings)
+    app.conf.ONCE = negative.plain_lock(app.conf.once_fenced["redis_url"])
+    add = partial(app.task, shared=False)  # or every app of this process would get them too
     for variant, (base, names) in {"good": (FencedTask, tuple(OPTIONS)), **negative.BASES}.items():
         for name in names:
             once, options = OPTIONS[name]
@@ -310,11 +313,9 @@ def build(settings: Mapping[str, Any]) -> Celery:
                     **once,
                 }
             )
-            app.task(bind=True, base=base, name=f"{variant}.{name}", once=given, **options)(
-                BODIES.get(name, post)
-            )
-    negative.register_unfenced(app)
-    app.task(name="unguarded.collect")(collect)
+            add(bind=True, base=base, name=f"{variant}.{name}", once=given, **options)(BODIES.get(name, post))
+    negative.register_unfenced(add)
+    add(name="unguarded.collect")(collect)
     return app
 
 

@@ -110,9 +110,9 @@ def test_an_answer_to_another_call_is_caught(site: ShopSite) -> None:
 
 
 def rolled_back_call_holds_nothing(posting: Posting, call: Any) -> None:
-    with pytest.raises(ZeroDivisionError), transaction.atomic():
+    with transaction.atomic():
         call(posting.label, posting.account)
-        raise ZeroDivisionError
+        transaction.set_rollback(True)
     held = posting.site.holds(posting.task, posting.label, posting.account)
     eventually(posting.site.idle)
     assert (held, posting.entries) == ({}, 0)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
 from example_project.servers import Servers
-from tests.acceptance.correctness_site import BALANCE, Posting, ShopSite, ends_with_one_effect, has_one_effect
+from tests.acceptance.correctness_site import BALANCE, ShopSite, Zombie, ends_with_one_effect, has_one_effect
 from tests.acceptance.shop_app import AMOUNT, LEASE
 from tests.acceptance.workers import eventually
 
@@ -21,31 +18,6 @@ def site(servers: Servers, shop: str) -> Iterator[ShopSite]:
     with site.worker(concurrency=12):
         yield site
     site.close()
-
-
-@dataclass(frozen=True)
-class Zombie:
-    """A posting whose first run is frozen, with the child process it is in."""
-
-    posting: Posting
-    pid: int
-
-    @classmethod
-    def of(cls, posting: Posting, place: str) -> Zombie:
-        return cls(posting, posting.frozen(place))
-
-    def lapses(self) -> Zombie:
-        """Wait until its lease in Redis is over, which was taken before the one in PostgreSQL."""
-        eventually(lambda: not self.posting.running, LEASE + 2, "the end of the lease")
-        return self
-
-    def wakes(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def was_fenced_off(self, then: str) -> None:
-        self.posting.has_told("fence.rejected")
-        (event,) = self.posting.events("fence.rejected")
-        assert (event["pid"], event["then"]) == (self.pid, then)
 
 
 # --- its own key was taken over ---------------------------------------------------------------------------------------

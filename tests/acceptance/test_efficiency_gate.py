@@ -94,7 +94,7 @@ def test_once_false_and_a_key_of_none_are_not_guarded(site: Site) -> None:
 
 def test_retry_of_a_bypassing_call_bypasses_too(site: Site) -> None:
     trial = site.begin("early", "hold").has_run(1)
-    bypassing = trial.again("", "retry 0", "sleep 0", once=False)
+    bypassing = trial.again("", "retry 0.2", "sleep 0", once=False)
     assert bypassing.get(timeout=10) == f"{trial.label}#3"
     trial.release()
 

@@ -55,7 +55,7 @@ def test_hold_of_a_waiting_retry_covers_its_countdown(site: Site) -> None:
 
 
 def test_retry_that_overtakes_its_own_end_waits_for_it(site: Site) -> None:
-    trial = site.begin("late", "retry_then_linger 0.5", "sleep 0")
+    trial = site.begin("late", "retry_then_linger 0.5", "sleep 0.2")
     assert trial.value() == f"{trial.label}#2"
     assert site.stage.most_at_once(trial.label) == 1
 

@@ -132,7 +132,7 @@ def nothing() -> None: ...
 
 
 def test_shared_task_does_not_break_an_app_that_never_uses_it() -> None:
-    task = make_app().task(base=SingletonTask, name="shop.shared", lazy=False)(nothing)
+    task = make_app().task(base=SingletonTask, name="shop.shared_once", lazy=False)(nothing)
     Celery("another", broker="memory://", set_as_current=False).finalize()
     assert task.blueprint.policy.tier == "efficiency"
 
