@@ -396,7 +396,7 @@ class Acquire:
 class Acquired:
     """``token`` is None where the fence is held by another, for ``wait`` seconds more."""
 
-    token: int | None
+    token: int | None = None
     wait: float = 0.0
 
 

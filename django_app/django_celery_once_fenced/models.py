@@ -29,6 +29,7 @@ class EffectState(models.TextChoices):
     STARTED = "started", _("started")
     DONE = "done", _("done")
     FAILED = "failed", _("failed")
+    RELEASED = "released", _("to be called again")
 
 
 class Fence(models.Model):
@@ -150,6 +151,7 @@ class Outbox(models.Model):
     task_id = models.TextField(_("task id"))
     message = models.TextField(_("message"))
     created_at = models.DateTimeField(_("created"))
+    taken_at = models.DateTimeField(_("taken by a sweep"), null=True)
     confirmed_at = models.DateTimeField(_("published"), null=True)
 
     class Meta:
