@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from selectors import DefaultSelector
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -66,24 +67,26 @@ class OwnConnection(psycopg.Connection[Any]):
     reused: bool = False
 
     def wait(self, gen: Generator[Any, Any, Value], *args: Any, **kwargs: Any) -> Value:
-        if self.bound is not None:
-            gen = _within(gen, monotonic() + self.bound)
-        return super().wait(gen, *args, **kwargs)
+        if self.bound is None:
+            return super().wait(gen, *args, **kwargs)
+        return _wait(gen, self.pgconn.socket, monotonic() + self.bound)
 
     def __del__(self, *_: Any) -> None:
         """Warn of nothing: libpq's own object closes itself, in the process that opened it and in no child."""
 
 
-def _within(gen: Generator[Any, Any, Value], deadline: float) -> Generator[Any, Any, Value]:
+def _wait(gen: Generator[Any, Any, Value], socket: int, deadline: float) -> Value:
+    """As psycopg waits, with an end to it.  Interrupted or too late, it leaves a connection that can only be closed."""
     try:
         wanted = next(gen)
-        while True:
-            ready = yield wanted  # psycopg sends 0 about every 0.1 s while there is nothing
-            if not ready and monotonic() >= deadline:
-                raise HungError("the server does not answer")
-            wanted = gen.send(ready)
+        with DefaultSelector() as selector:
+            selector.register(socket, wanted)
+            while found := selector.select(max(deadline - monotonic(), 0)):
+                wanted = gen.send(found[0][1])
+                selector.modify(socket, wanted)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+    raise HungError("the server does not answer")
 
 
 class Connections:

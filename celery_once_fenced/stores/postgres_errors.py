@@ -91,7 +91,8 @@ def _is_loss(error: BaseException) -> bool:
         return error.sqlstate != "57014" and (error.sqlstate[:2] in ("08", "57") or error.sqlstate == "25P03")
     if isinstance(error, psycopg.InterfaceError):
         return "connection" in str(error)  # a closed cursor is the body's own mistake
-    return isinstance(error, psycopg.OperationalError)
+    # InternalError: the driver met an answer that fits no question, as from a pooler whose server session was ended.
+    return isinstance(error, psycopg.OperationalError | psycopg.InternalError)
 
 
 def _problem(error: psycopg.Error) -> str:

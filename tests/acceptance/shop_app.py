@@ -286,6 +286,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "own": ({"resource": None}, {}),
     "loose": ({"fingerprint": ()}, {}),
     "strict": ({"on_duplicate": "raise", "on_conflict": "raise"}, {}),
+    "unrenewed": ({"lease": LEASE / 3, "max_hold": LEASE / 3}, {}),
     "final": ({"final_errors": (DeclinedError,)}, {}),
     "thrice": ({"max_attempts": 2}, {}),
     "autoretry": ({}, {"autoretry_for": (Exception,), "retry_backoff": False, "default_retry_delay": 0}),

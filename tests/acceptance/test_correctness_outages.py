@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from example_project.servers import PostgresServer, RedisServer, Servers, start_postgres, start_redis
-from tests.acceptance.correctness_site import Posting, ShopSite, ends_with_one_effect, has_one_effect
+from tests.acceptance.correctness_site import Posting, ShopSite, ends_with_one_effect
 from tests.acceptance.workers import eventually
 from tests.fixtures.django_project import database_at
 from tests.fixtures.proxy import TcpProxy
@@ -145,17 +145,35 @@ def test_a_flushed_plain_lock_is_caught(place: Place) -> None:
         flushed_locks_let_nothing_in_twice(place, "plain_lock")
 
 
-def test_posting_needs_no_redis_for_its_promise(place: Place) -> None:
-    before = place.site.posting("post", "hold, post").has_run(1)
+@pytest.fixture
+def without_redis(place: Place) -> Iterator[Place]:
     place.locks.stop()
-    after = place.site.posting()
-    again = [after.again(), before.again()]
-    assert after.result.outcome.status == "unguarded"
-    ends_with_one_effect(after)
-    before.release()
-    ends_with_one_effect(before)
-    assert [result.get(timeout=15) for result in again] == [90, 90]
+    yield place
     place.locks.start()
-    has_one_effect(after)
-    has_one_effect(before)
-    eventually(place.site.idle)
+
+
+def calls_without_redis_post_once(place: Place, variant: str = "good") -> None:
+    posting = place.site.posting("post", "hold, post", variant=variant)
+    assert posting.result.outcome.status == "unguarded"
+    second = posting.has_run(1).again()
+    eventually(lambda: posting.deliveries >= 2)
+    posting.release()
+    assert second.get(timeout=15) == 90
+    ends_with_one_effect(posting)
+
+
+def test_calls_without_redis_post_once(without_redis: Place) -> None:
+    calls_without_redis_post_once(without_redis)
+
+
+def test_calls_that_only_redis_guards_are_caught(without_redis: Place) -> None:
+    with pytest.raises(AssertionError):
+        calls_without_redis_post_once(without_redis, "efficiency")
+
+
+def test_redis_may_stop_and_come_back_in_the_middle_of_a_body(place: Place) -> None:
+    posting = place.site.posting("post", "post, hold").has_run(1)
+    place.locks.restart()
+    posting.release()
+    ends_with_one_effect(posting)
+    assert posting.again().get(timeout=15) == posting.runs * 90 == 90

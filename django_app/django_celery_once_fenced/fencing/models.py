@@ -26,7 +26,14 @@ class FenceTokenField(_BigIntegerField):
     a copy starts empty, and an old instance cannot lower it.
     """
 
-    FIXED: ClassVar = {"null": True, "blank": True, "editable": False}
+    # Not in migrations: these are the package's to change.
+    FIXED: ClassVar = {
+        "null": True,
+        "blank": True,
+        "editable": False,
+        "verbose_name": _("fencing token"),
+        "help_text": _("The highest token that wrote this row."),
+    }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs | self.FIXED)
@@ -70,7 +77,7 @@ class FencedModel(models.Model):
     another resource; left empty, it takes the rows for the grant's.
     """
 
-    fence_token = FenceTokenField(_("fencing token"), help_text=_("The highest token that wrote this row."))
+    fence_token = FenceTokenField()
 
     objects: ClassVar[Any] = FencedManager()
 

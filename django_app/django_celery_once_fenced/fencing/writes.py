@@ -62,11 +62,11 @@ class FencedWrites(Generic[_Row_co]):
     def update(self, **values: Any) -> int:
         """As ``QuerySet.update``: returns the number of rows."""
         with self._checked(self._rows) as found:
-            changed = (
+            changed: int = (
                 self._rows.using(self._alias).filter(pk__in=found).update(**values, **{COLUMN: self._token})
             )
             if any(field.name in values or field.attname in values for field in self._fields.values()):
-                self._look(self._everything.filter(pk__in=found))
+                self._belong_still(found, changed)
             return changed
 
     def delete(self) -> tuple[int, dict[str, int]]:
@@ -132,6 +132,10 @@ class FencedWrites(Generic[_Row_co]):
             if seen is not None and seen > self._token:
                 raise FencedOffError(self._resource, self._token)
         return [pk for pk, *_ in found]
+
+    def _belong_still(self, keys: list[Any], changed: int) -> None:
+        if len(self._look(self._everything.filter(pk__in=keys))) < changed:  # the key is part of the resource
+            raise FenceMismatchError(f"another {self._model._meta.label}", self._resource)
 
     def _belongs(self, values: Iterable[object]) -> None:
         if not self._fields:
