@@ -69,6 +69,8 @@ class Effects:
         self._held = held
         self._on_unknown = on_unknown
         self._codec = codec
+        self._key = held.operation.digest.hex()
+        self._task_id = held.operation.task_id
         self._names: set[str] = set()
         self._inside = ""
 
@@ -99,7 +101,7 @@ class Effects:
         if started.verdict == "fenced":
             raise FencedOffError(self._held.operation.resource, self._held.token)
         if started.verdict == "done":
-            emit("effect.replayed", **self._fields(effect))
+            emit("effect.replayed", key=self._key, task_id=self._task_id, effect=effect.name)
             return self._decoded(started.result)
         if started.verdict == "unknown":
             return self._find_out(effect, started)
@@ -115,7 +117,13 @@ class Effects:
         """An earlier attempt started this step and nobody knows how it ended."""
         probe = self._on_unknown if effect.own is None else effect.own
         answer = probe(started.downstream_key or "") if callable(probe) else Unknown()
-        emit("effect.probed", **self._fields(effect), answer=type(answer).__name__)
+        emit(
+            "effect.probed",
+            key=self._key,
+            task_id=self._task_id,
+            effect=effect.name,
+            answer=type(answer).__name__,
+        )
         if isinstance(answer, Happened):
             encoded = Encoded.of(answer.result, self._codec)
             self._finish(effect, started.holder or "", "done", result=self._text(encoded))
@@ -135,13 +143,13 @@ class Effects:
         if started.verdict != "go":
             raise FencedOffError(self._held.operation.resource, self._held.token)
         holder = started.holder or self._held.holder
-        emit("effect.started", **self._fields(effect))
+        emit("effect.started", key=self._key, task_id=self._task_id, effect=effect.name)
         try:
             value = effect.fn(started.downstream_key or "")
         except effect.failed as error:  # for certain: nothing happened there
             self._finish(effect, holder, "failed", error=encode_error(error))
             raise
-        emit("effect.returned", **self._fields(effect))
+        emit("effect.returned", key=self._key, task_id=self._task_id, effect=effect.name)
         encoded = Encoded.of(value, self._codec)
         self._finish(effect, holder, "done", result=self._text(encoded))
         return encoded.value
@@ -163,7 +171,7 @@ class Effects:
             except StoreUnavailableError:
                 if tries == FINISH_TRIES:
                     raise
-        emit(f"effect.{state}", **self._fields(effect))
+        emit("effect.finished", key=self._key, task_id=self._task_id, effect=effect.name, state=state)
 
     # --- parts ------------------------------------------------------------------------------------------------------------
 
@@ -173,16 +181,6 @@ class Effects:
     def _decoded(self, text: str | None) -> object:
         value: Any = None if text is None else self._codec[1](text)
         return ResultOmitted(str(value["reason"])) if ResultOmitted.matches(value) else value
-
-    def _fields(self, effect: _Effect) -> dict[str, Any]:
-        operation = self._held.operation
-        return {
-            "key": operation.digest.hex(),
-            "task": operation.task,
-            "task_id": operation.task_id,
-            "effect": effect.name,
-            "token": self._held.token,
-        }
 
 
 def _named(policy: Policy) -> str:

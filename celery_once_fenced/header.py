@@ -33,6 +33,8 @@ class Header:
     republished: int = 0
     answer_from: str = ""
     bypass: bool = False
+    packed: bool = False
+    """A stored message names its delivery before it is published, so that the second publishing is recognised (L9)."""
     once_key: str | None = None
     """Only for a signature sent by name: the worker derives the key from it (E16)."""
 
@@ -49,6 +51,7 @@ class Header:
             "again": self.republished,
             "from": self.answer_from,
             "bypass": self.bypass,
+            "packed": self.packed,
             "once_key": self.once_key,
         }
         return {name: value for name, value in fields.items() if value}
@@ -69,6 +72,7 @@ class Header:
             republished=_count(raw, "again"),
             answer_from=_text(raw, "from"),
             bypass=raw.get("bypass") is True,
+            packed=raw.get("packed") is True,
             once_key=_text(raw, "once_key") or None,
         )
 

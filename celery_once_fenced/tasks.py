@@ -284,8 +284,7 @@ class Publication:
         derived = self.task.blueprint.recipe.derive_call(self.args, self.kwargs, once_key)
         if derived.key is None:
             return self._send_unguarded("no_key", refused=False)
-        # A packed message names its delivery and has no key yet: published twice, it is recognised (L9).
-        packed = before if before is not None and before.key is None else Header()
+        packed = before if before is not None and before.packed else Header()
         header = Header(
             key=derived.key,
             fingerprint=derived.fingerprint,

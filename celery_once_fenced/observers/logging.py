@@ -16,6 +16,7 @@ logger = logging.getLogger("celery_once_fenced")
 
 WARNINGS = frozenset(
     {
+        "body.failed_after_commit",
         "call.unguarded",
         "commit.confirmed",
         "execution.republished",
@@ -26,6 +27,9 @@ WARNINGS = frozenset(
         "lease.held_too_long",
         "lease.lost",
         "lease.released_by_hand",
+        "ledger.forgotten",
+        "ledger.resolved",
+        "message.delayed",
         "store.failed",
     }
 )

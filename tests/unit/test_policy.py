@@ -282,7 +282,6 @@ def test_a_hold_shorter_than_its_lease_is_refused_but_a_short_time_limit_is_not(
     [
         Once(on_duplicate="replace"),
         Once(on_duplicate="keep_last"),
-        Once(tier="correctness", replay_for=0, atomic=False),
     ],
 )
 def test_what_is_not_available_yet_is_refused(once: Once) -> None:
