@@ -15,12 +15,14 @@ from typing import Any
 import click
 
 from celery_once_fenced import operate, runtime
+from celery_once_fenced.durations import parse_duration
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.outcome import moment_of
 from celery_once_fenced.stores import HeldFence, Hold
 
 __all__ = ["once"]
 
+ACTOR = "command line"
 COLUMNS = ("key", "task", "slot", "task_id", "worker", "token", "since", "left", "holder")
 
 
@@ -102,6 +104,58 @@ def release(context: click.Context, key: str, holder: str | None, reason: str, y
 
 
 @once.command()
+@click.argument("key")
+@click.argument("outcome", type=click.Choice(["succeeded", "failed", "again"]))
+@click.option("--result", help="JSON that later calls get, where succeeded; default: null.")
+@click.option("--reason", required=True, help="Why; kept with the event.")
+@click.pass_context
+@_explained
+def resolve(context: click.Context, key: str, outcome: Any, result: str | None, reason: str) -> None:
+    """Decide KEY, which is in doubt: it succeeded, it failed, or the body runs again."""
+    value = _json(result)
+    if not operate.resolve(key, outcome, result=value, reason=reason, actor=ACTOR):
+        click.echo(f"{key} is not in doubt")
+        context.exit(1)
+    click.echo(f"{key} is resolved: {outcome}")
+
+
+@once.command()
+@click.argument("key")
+@click.option("--reason", required=True, help="Why; kept with the event.")
+@click.pass_context
+@_explained
+def forget(context: click.Context, key: str, reason: str) -> None:
+    """Let KEY, which has finished or waits for a retry, run again from the start."""
+    if not operate.forget(key, reason=reason, actor=ACTOR):
+        click.echo(f"{key} has nothing to forget: it is running, in doubt, or not recorded")
+        context.exit(1)
+    click.echo(f"{key} may run again")
+
+
+@once.command()
+@click.option(
+    "--grace", default="1d", show_default=True, help="Keep fences that were free for less than this."
+)
+@click.option("--batch", default=1000, show_default=True, help="Rows deleted in one transaction.")
+@_explained
+def prune(grace: str, batch: int) -> None:
+    """Delete what has served its time: fences long free, entries past their retention, messages published."""
+    here = runtime.current()
+    if here.ledger is None:
+        raise ConfigError("there is no ledger: name a database in the setting once_fenced")
+    here.sweep()
+    fences = entries = messages = 0
+    while pruned := here.ledger.prune(parse_duration(grace, option="--grace"), batch):
+        fences, entries, messages = (
+            fences + pruned.fences,
+            entries + pruned.entries,
+            messages + pruned.messages,
+        )
+        click.echo(f"\r{fences} fences, {entries} entries, {messages} messages", nl=False, err=True)
+    click.echo(f"{fences} fences, {entries} entries and {messages} messages deleted")
+
+
+@once.command()
 @_explained
 def doctor() -> None:
     """Say what is wrong with the set-up; exit status 1 where a promise is broken."""
@@ -125,8 +179,15 @@ def sql() -> None:
     click.echo(schema_sql())
 
 
+def _json(text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--result is not JSON: {error}") from error
+
+
 def _release(key: str, holder: str, reason: str) -> bool:
-    freed = operate.release(key, holder, reason=reason, actor="command line")
+    freed = operate.release(key, holder, reason=reason, actor=ACTOR)
     click.echo(f"{'freed' if freed else 'no longer held by'} {holder}")
     return freed
 

@@ -132,7 +132,7 @@ class Round:
 
     def _run(self) -> None:
         # The first round comes at a random time, so that the processes of a worker do not all ask at once.
-        pause = self._seconds * random.random()
+        pause = random.uniform(0, self._seconds)  # noqa: S311  # no secret
         while not self._stopped.wait(pause):
             self._do()
             pause = self._seconds

@@ -134,7 +134,8 @@ def resolve(
             ``failed``: later calls get an error with the reason.  ``again``: the stored message is published and the
             body runs again; what was recorded is replayed, the step in doubt is called with the same downstream key.
         result: What later calls get, where succeeded; JSON.
-        reason: Why; kept with the event, as is ``actor``, who says so.
+        reason: Why; kept with the event.
+        actor: Who says so; kept with the event.
         keep: How long the decision answers later calls.
 
     Returns:

@@ -60,5 +60,8 @@ def _all_first(signatures: Any) -> Iterator[Any]:
 
 
 def _name_delivery(signature: Any, delivery: str, run: str) -> None:
-    headers = {**(signature.options.get("headers") or {}), HEADER: Header(delivery=delivery, run=run, packed=True).dump()}
+    headers = {
+        **(signature.options.get("headers") or {}),
+        HEADER: Header(delivery=delivery, run=run, packed=True).dump(),
+    }
     signature.set(headers=headers)
