@@ -45,7 +45,7 @@ RELEASED = {
     "effect_start_v1.sql": "c9edaa7241d3c8cf0ba559d100e3593685803d01bd8045c1d418c3088aa25cfd",
     "evict_v1.sql": "f44f8b9fe95d06105bdd4a4c7ea5b972d2caa943b0844c0928a7d3e6b70132b9",
     "force_release_v1.sql": "b87d60ee5b74d86261b040fd0b89a6c55d645525d7d8226d8a56f2ceb290e9bb",
-    "guard_v1.sql": "cbf11d21ddb78dead8b07257b351819bf01fbc4f5519f5d5292f2b702f0f301a",
+    "guard_v1.sql": "e363bbe605561ff8f3c80a5714922addfb9da3f10a1be16c6ae0bb4bef1d1587",
     "lock_v1.sql": "918c6da82fb0f3aec91f1af2ea8f42d9e8134135257471203e920bd1e45b3e77",
     "prune_v1.sql": "52150ca8fc761792699e44b7dd94d34eed01233281ea3e61aaa033020c4618dd",
     "record_v1.sql": "0c78c3592d83a93f19b0cfff4ce2eb415ba708ce7010ac06da7c05f1ae4a6ef7",
