@@ -276,6 +276,12 @@ def test_an_attempt_learns_that_another_key_took_the_resource(ledger: Ledger) ->
     ledger.run(other)
 
 
+def test_a_final_error_counts_only_while_the_fence_is_ours(ledger: Ledger) -> None:
+    held = ledger.lapsed(operation(resource=fresh("account")))
+    ledger.run(ledger.hold(operation(resource=held.operation.resource)))
+    assert ledger.abandon(held, "failed").state == "retryable"
+
+
 def test_an_entry_that_is_gone_is_nobodys(ledger: Ledger) -> None:
     held = Held(operation(), "nobody", 1, 1)
     reply = ledger.abandon(held)
