@@ -142,7 +142,9 @@ class Attempt:
 
     def _complete(self, encoded: Encoded) -> None:
         self.value = encoded.value
-        self._open.complete(self.held, Completion(encoded.text, encoded.omitted, self._ex.retention))
+        self._open.complete(
+            self.held, Completion(encoded.text, encoded.omitted, self._ex.retention, self._ex.replay)
+        )
         emit(
             "ledger.completed",
             key=self._ex.digest,
@@ -154,6 +156,8 @@ class Attempt:
     def _record(self, encoded: Encoded) -> None:
         self.value = encoded.value
         try:
-            self._ledger.record(self.held, Completion(encoded.text, encoded.omitted, self._ex.retention))
+            self._ledger.record(
+                self.held, Completion(encoded.text, encoded.omitted, self._ex.retention, self._ex.replay)
+            )
         except StoreUnavailableError as error:  # a replay returns the omitted marker
             emit("store.failed", operation="record", key=self._ex.digest, why=str(error))

@@ -235,7 +235,7 @@ def _operation(ex: Execution) -> Operation:
     once_per_call = ex.policy.replay_for == 0
     digest = operation_digest(ex.digest, ex.run) if once_per_call else bytes.fromhex(ex.digest)
     fingerprint = bytes.fromhex(ex.fingerprint) if ex.fingerprint else None
-    return Operation(digest, ex.key.text, ex.scope, ex.task, ex.task_id, fingerprint, ex.resource)
+    return Operation(digest, ex.key.text, ex.scope, ex.task, ex.task_id, fingerprint, ex.resource, ex.run)
 
 
 def _claim(ex: Execution, operation: Operation, holder: str) -> Claim:

@@ -130,8 +130,13 @@ class Execution:
 
     @property
     def retention(self) -> float:
-        """Seconds that a succeeded entry is kept: as long as it answers, or may be delivered again (L11)."""
-        return self.policy.replay_for or self.redelivery_window
+        """Seconds that an entry answers its own run: as long as that may be delivered again (L11)."""
+        return self.failure_retention
+
+    @property
+    def replay(self) -> float | None:
+        """Seconds that a succeeded entry answers later calls; None under ``replay_for=0``, where none asks for it."""
+        return self.policy.replay_for or None
 
     @property
     def failure_retention(self) -> float:

@@ -211,6 +211,8 @@ class Operation:
     task_id: str
     fingerprint: bytes | None
     resource: str
+    run: str = ""
+    """Run id of the call: kept by redelivery, deferral and retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,9 @@ class Completion:
     result: str | None
     omitted: str | None
     retention: float
+    """Seconds that the entry answers its own run."""
+    replay: float | None = None
+    """Seconds that it answers later calls; None: as long as its own run."""
 
 
 @dataclass(frozen=True, slots=True)

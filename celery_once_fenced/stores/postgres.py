@@ -62,7 +62,7 @@ __all__ = [
 Answer = TypeVar("Answer")
 
 _CLAIM = """
-select * from once_fenced_claim_v1(%s::bytea, %s, %s, %s, %s, %s::bytea, %s, %s, %s, %s::float8, %s::int, %s, %s::float8, %s)
+select * from once_fenced_claim_v1(%s::bytea, %s, %s, %s, %s, %s::bytea, %s, %s, %s, %s::float8, %s::int, %s, %s::float8, %s, %s)
 """
 _ABANDON = """
 select * from once_fenced_abandon_v1(%s::bytea, %s, %s::bigint, %s, %s::int, %s, %s, %s, %s::float8, %s)
@@ -240,6 +240,7 @@ def _claim_params(ask: Claim) -> tuple[Any, ...]:
         ask.on_unknown,
         ask.retention,
         ask.message,
+        ask.operation.run,
     )
 
 

@@ -36,7 +36,7 @@ BEGIN_SQL = "select once_fenced_begin_v1(%s, %s::bigint, %s)"
 CHECK_SQL = "select once_fenced_check_v1(%s, %s::bigint, %s)"
 OUTBOX_SQL = "select once_fenced_outbox_put_v1(%s::bytea, %s, %s)"
 COMPLETE_SQL = """
-select once_fenced_complete_v1(%s::bytea, %s, %s::bigint, %s, %s::int, %s, %s, %s::float8)
+select once_fenced_complete_v1(%s::bytea, %s, %s::bigint, %s, %s::int, %s, %s, %s::float8, %s::float8)
 """
 
 
@@ -55,6 +55,7 @@ def complete_params(held: Held, completion: Completion) -> tuple[Any, ...]:
         held.attempt,
         completion.result,
         completion.omitted,
+        completion.retention if completion.replay is None else completion.replay,
         completion.retention,
     )
 

@@ -70,6 +70,7 @@ class LedgerEntry(models.Model):
     scope = models.TextField(_("scope"))
     task_name = models.TextField(_("task"))
     task_id = models.TextField(_("task id"), null=True)
+    run_id = models.TextField(_("run id"), null=True)
     fingerprint = DigestField(
         _("fingerprint"),
         null=True,
@@ -96,6 +97,11 @@ class LedgerEntry(models.Model):
     created_at = models.DateTimeField(_("created"))
     started_at = models.DateTimeField(_("started"))
     finished_at = models.DateTimeField(_("finished"), null=True)
+    replay_until = models.DateTimeField(
+        _("answers until"),
+        null=True,
+        help_text=_("Until then it answers later calls; its own redeliveries longer."),
+    )
     retain_until = models.DateTimeField(_("kept until"), null=True, help_text=_("Not pruned before."))
 
     class Meta:

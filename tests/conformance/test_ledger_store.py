@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -170,6 +171,13 @@ def test_only_the_execution_that_completed_adds_a_result_later(ledger: Ledger) -
     assert ledger.claim(held.operation).result == '"later"'
 
 
+def test_an_entry_that_answers_later_calls_no_more_still_answers_its_own_run(ledger: Ledger) -> None:
+    op = operation(run="first")
+    ledger.run(ledger.hold(op), Completion("1", None, retention=3600, replay=0.0))
+    assert ledger.claim(op).verdict == "completed"
+    assert ledger.claim(replace(op, run="second")).verdict == "granted"
+
+
 def test_a_key_runs_again_once_its_retention_is_over(ledger: Ledger) -> None:
     held = ledger.hold(operation())
     ledger.run(held, Completion("1", None, 0))
@@ -274,6 +282,12 @@ def test_an_attempt_learns_that_another_key_took_the_resource(ledger: Ledger) ->
     reply = ledger.abandon(held)
     assert (reply.state, reply.ours, reply.fence_ours) == ("retryable", True, False)
     ledger.run(other)
+
+
+def test_a_final_error_counts_only_while_the_fence_is_ours(ledger: Ledger) -> None:
+    held = ledger.lapsed(operation(resource=fresh("account")))
+    ledger.run(ledger.hold(operation(resource=held.operation.resource)))
+    assert ledger.abandon(held, "failed").state == "retryable"
 
 
 def test_an_entry_that_is_gone_is_nobodys(ledger: Ledger) -> None:

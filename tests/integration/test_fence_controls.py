@@ -90,7 +90,7 @@ def counts_a_lease_from_its_grant(ledger: Ledger) -> None:
     with psycopg.connect(ledger.url) as connection:
         connection.execute("select pg_sleep(0.5)")
         granted = connection.execute(
-            "select verdict from once_fenced_claim_v1(%s, 'k', 's', 't', 't', null, %s, 'h', 'w', 0.4, 5, 'hold', 60, null)",
+            "select verdict from once_fenced_claim_v1(%s, 'k', 's', 't', 't', null, %s, 'h', 'w', 0.4, 5, 'hold', 60, null, 'r')",
             (op.digest, op.resource),
         ).fetchone()
     assert granted == ("granted",)
@@ -115,7 +115,7 @@ def takes_locks_in_one_order(ledger: Ledger) -> None:
 
 def raw_claim(ledger: Ledger, digest: bytes, resource: str) -> str:
     """A claim without the store's retries."""
-    ask = "select verdict from once_fenced_claim_v1(%s, 'k', 's', 't', 't', null, %s, 'h', 'w', 60, 5, 'hold', 60, null)"
+    ask = "select verdict from once_fenced_claim_v1(%s, 'k', 's', 't', 't', null, %s, 'h', 'w', 60, 5, 'hold', 60, null, 'r')"
     try:
         return str(ledger.execute(ask, (digest, resource))[0][0])
     except psycopg.errors.DeadlockDetected:
@@ -208,17 +208,18 @@ IN_THE_LEDGER = checked_by(
 )
 TRANSACTION_TIME: Edits = (
     (
-        "expires_at = clock_timestamp() + make_interval(secs => p_lease)",
-        "expires_at = now() + make_interval(secs => p_lease)",
+        "key = p_key, worker = p_worker, acquired_at = clock_timestamp(),\n         expires_at = clock_timestamp()",
+        "key = p_key, worker = p_worker, acquired_at = clock_timestamp(),\n         expires_at = now()",
     ),
 )
+EVICT = "  if f.holder <> p_holder then perform once_fenced_evict_v1(f.holder); end if;\n"
 BARE_SEQUENCE: Edits = (
     (
         "create or replace function once_fenced_claim_v1",
         "create sequence bare; create or replace function once_fenced_claim_v1",
     ),
     ("  higher bigint;\n  policy", "  higher bigint := nextval('bare');\n  policy"),
-    ("  higher := once_fenced_token_v1(f.token);\n  if f.holder <>", "  if f.holder <>"),
+    ("  higher := once_fenced_token_v1(f.token);\n" + EVICT + "  if expired", EVICT + "  if expired"),
 )
 ENTRY_BEFORE_FENCE: Edits = (
     (CHECK_THE_FENCE + LOOK_FOR_EFFECTS, LOCK_THE_ENTRY + LOOK_FOR_EFFECTS),

@@ -213,7 +213,11 @@ class LedgerMachine(RuleBasedStateMachine):
         ours = self.entry.get(run.key) is run
         if self.ended.get(run.key) == "completed":
             return "succeeded", ours
-        return (state, True) if ours else ("taken_over", False)
+        if not ours:
+            return "taken_over", False
+        return state if self.current(
+            run
+        ) else "retryable", True  # a final error counts only under an own fence
 
     def teardown(self) -> None:
         for run in list(self.running):

@@ -2,7 +2,7 @@
 --
 --   succeeded            the COMMIT did happen, ours or another attempt's: here is the result
 --   taken_over           the entry is another holder's (or was pruned or forgotten)
---   retryable | failed   what was asked for, now recorded (L3)
+--   retryable | failed   what was asked for, now recorded (L3); retryable where the fence was not ours any more
 --   in_doubt | failed    an effect was started and the policy is hold | fail; rerun and probe leave it retryable (L4).
 --                        p_on_unknown = doubt: the probe could not know, so it is in doubt whatever the policy
 --

@@ -13,11 +13,12 @@
 -- A running entry of another holder whose fence is free or lapsed is taken over: attempt + 1, takeovers + 1.  The old
 -- holder is evicted, and what it still sends finds a higher token.  Its effects of unknown outcome are decided here
 -- for the policies hold and fail, with a bump, so that it can neither complete nor start another one (L4).
--- An entry past its retention counts as pruned: replay_for must not depend on when prune last ran.
+-- An entry past its retention counts as pruned: replay_for must not depend on when prune last ran.  One that answers
+-- later calls no more still answers its own run, so that no redelivery runs again however short replay_for is.
 create or replace function once_fenced_claim_v1(
   p_digest bytea, p_key text, p_scope text, p_task_name text, p_task_id text, p_fingerprint bytea, p_resource text,
   p_holder text, p_worker text, p_lease double precision, p_max_takeovers integer, p_on_unknown text,
-  p_retention double precision, p_message text,
+  p_retention double precision, p_message text, p_run_id text,
   out verdict text, out token bigint, out attempt integer, out takeovers integer, out result text, out omitted text,
   out error text, out task_id text, out same_key boolean, out effect text, out since text, out wait double precision
 ) language plpgsql set search_path from current as $$
@@ -43,7 +44,8 @@ begin
   -- 1. What the ledger says: first without any lock, then again under fence and entry.
   loop
     select * into l from once_fenced_ledger where key_digest = p_digest;
-    expired := coalesce(l.state in ('succeeded', 'failed') and l.retain_until < clock_timestamp(), false);
+    expired := coalesce(l.state in ('succeeded', 'failed') and l.retain_until < clock_timestamp(), false)
+      or coalesce(l.state = 'succeeded' and l.replay_until < clock_timestamp() and l.run_id <> p_run_id, false);
     verdict := case
       when expired or l.key_digest is null then null
       when l.fingerprint <> p_fingerprint then 'key_reused'
@@ -132,10 +134,10 @@ begin
          expires_at = clock_timestamp() + make_interval(secs => p_lease)
    where resource = p_resource;
   if l.key_digest is null then
-    insert into once_fenced_ledger (key_digest, key, scope, task_name, task_id, fingerprint, state, attempt, holder,
-                                    resource, token)
-    values (p_digest, p_key, p_scope, p_task_name, p_task_id, p_fingerprint, 'running', 1, p_holder,
-            p_resource, higher)
+    insert into once_fenced_ledger (key_digest, key, scope, task_name, task_id, run_id, fingerprint, state, attempt,
+                                    holder, resource, token)
+    values (p_digest, p_key, p_scope, p_task_name, p_task_id, p_run_id, p_fingerprint, 'running', 1,
+            p_holder, p_resource, higher)
     on conflict do nothing;
     if not found then  -- same key for another resource, at the same moment
       update once_fenced_fence set holder = null, expires_at = null where resource = p_resource;
@@ -147,8 +149,8 @@ begin
     update once_fenced_ledger
        set state = 'running', attempt = attempt + (not mine)::int,
            takeovers = takeovers + (state = 'running' and not mine)::int, holder = p_holder, token = higher,
-           task_id = p_task_id, started_at = clock_timestamp(), error = null, message = null, finished_at = null,
-           retain_until = null
+           task_id = p_task_id, run_id = p_run_id, started_at = clock_timestamp(), error = null, message = null, finished_at = null,
+           replay_until = null, retain_until = null
      where key_digest = p_digest
     returning once_fenced_ledger.attempt, once_fenced_ledger.takeovers into attempt, takeovers;
   end if;

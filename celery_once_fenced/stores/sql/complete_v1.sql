@@ -5,11 +5,13 @@
 --   OF002  the transaction is not the one begin opened: the body ended it
 --   OF003  an effect of the entry has an unknown outcome; its name is the error's DETAIL (L4)
 --
+-- The entry answers later calls for p_replay seconds, and its own run for at least p_retention.
+--
 -- The fence row's lock, held to COMMIT, is the fence: whoever takes over waits for it or evicts us.  A lapsed lease
 -- that nobody took over completes: its token is still the highest.
 create or replace function once_fenced_complete_v1(
   p_digest bytea, p_resource text, p_token bigint, p_holder text, p_attempt integer,
-  p_result text, p_omitted text, p_retention double precision
+  p_result text, p_omitted text, p_replay double precision, p_retention double precision
 ) returns void language plpgsql set search_path from current as $$
 declare
   unknown text;
@@ -29,7 +31,8 @@ begin
   end if;
   update once_fenced_ledger
      set state = 'succeeded', result = p_result, result_omitted = p_omitted, finished_at = clock_timestamp(),
-         retain_until = clock_timestamp() + make_interval(secs => p_retention)
+         replay_until = clock_timestamp() + make_interval(secs => p_replay),
+         retain_until = clock_timestamp() + make_interval(secs => greatest(p_replay, p_retention))
    where key_digest = p_digest and state = 'running' and attempt = p_attempt and holder = p_holder;
   if not found then
     raise exception 'fenced off: the entry is not of attempt % any more', p_attempt using errcode = 'OF001';

@@ -23,7 +23,7 @@ create or replace function once_fenced_guard_v1() returns trigger
 language plpgsql set search_path from current as $$
 declare
   held bigint := nullif(current_setting('once_fenced.token', true), '')::bigint;
-  granted text := current_setting('once_fenced.resource', true);
+  granted text := nullif(current_setting('once_fenced.resource', true), '');
   part constant text :=
     $f$ || replace(replace((%s).%I::text collate "C", '%%', '%%25'), ':', '%%3A') || %L$f$;
   before text := 'select ' || quote_literal(tg_argv[1]);
@@ -57,8 +57,8 @@ begin
     if was is distinct from becomes then new.fence_token := null; end if;
     return new;
   end if;
-  if was is distinct from granted or becomes is distinct from granted then
-    stranger := case when was is distinct from granted then was else becomes end;
+  if (was = granted and becomes = granted) is not true then
+    stranger := case when was = granted then becomes else was end;
     raise exception 'the row belongs to resource %, the token is for %', stranger, granted
       using errcode = 'OF007', schema = tg_table_schema, table = tg_table_name,
             detail = json_build_object('resource', coalesce(stranger, ''), 'granted', coalesce(granted, ''));

@@ -42,6 +42,7 @@ create table if not exists once_fenced_ledger (
   scope text not null,
   task_name text not null,
   task_id text,
+  run_id text,  -- of the call that ran: kept by redelivery, deferral and retry
   fingerprint bytea,
   state text not null check (state in ('running', 'succeeded', 'failed', 'retryable', 'in_doubt')),
   attempt integer not null check (attempt > 0),
@@ -56,6 +57,7 @@ create table if not exists once_fenced_ledger (
   created_at timestamptz not null default clock_timestamp(),
   started_at timestamptz not null default clock_timestamp(),
   finished_at timestamptz,
+  replay_until timestamptz,  -- until then a succeeded entry answers later calls; to its own run it answers longer
   retain_until timestamptz
 ) with (fillfactor = 80);
 create index if not exists once_fenced_ledger_retain on once_fenced_ledger (retain_until)

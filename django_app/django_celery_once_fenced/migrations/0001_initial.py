@@ -206,6 +206,7 @@ class Migration(migrations.Migration):
                         ("scope", models.TextField(verbose_name="scope")),
                         ("task_name", models.TextField(verbose_name="task")),
                         ("task_id", models.TextField(null=True, verbose_name="task id")),
+                        ("run_id", models.TextField(null=True, verbose_name="run id")),
                         (
                             "fingerprint",
                             django_celery_once_fenced.fields.DigestField(
@@ -281,6 +282,14 @@ class Migration(migrations.Migration):
                         ("created_at", models.DateTimeField(verbose_name="created")),
                         ("started_at", models.DateTimeField(verbose_name="started")),
                         ("finished_at", models.DateTimeField(null=True, verbose_name="finished")),
+                        (
+                            "replay_until",
+                            models.DateTimeField(
+                                help_text="Until then it answers later calls; its own redeliveries longer.",
+                                null=True,
+                                verbose_name="answers until",
+                            ),
+                        ),
                         (
                             "retain_until",
                             models.DateTimeField(
