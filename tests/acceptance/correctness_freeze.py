@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.acceptance.correctness_site import Posting, ShopSite, has_one_effect, is_frozen
+from tests.acceptance.correctness_posting import Posting, has_one_effect, is_frozen
+from tests.acceptance.correctness_site import ShopSite
 from tests.acceptance.shop_app import LEASE
 from tests.acceptance.workers import HASTY, Worker, eventually
 

@@ -9,7 +9,8 @@ import pytest
 from celery import chain, chord
 
 from example_project.servers import Servers
-from tests.acceptance.correctness_site import BALANCE, Posting, ShopSite, ends_with_one_effect, has_one_effect
+from tests.acceptance.correctness_posting import BALANCE, Posting, ends_with_one_effect, has_one_effect
+from tests.acceptance.correctness_site import ShopSite
 from tests.acceptance.shop_app import AMOUNT
 from tests.acceptance.workers import eventually
 
@@ -85,7 +86,7 @@ def test_step_that_raises_on_duplicates_fails_no_finished_task(site: ShopSite) -
 
 def test_raising_where_a_worker_publishes_is_caught(site: ShopSite) -> None:
     held = site.posting("strict", "hold, post", variant="plain_lock")
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="ended FAILURE: AlreadyQueued"):
         step_that_may_not_be_called_twice_fails_no_finished_task(held, site.prepared(variant="unguarded"))
     held.release()
 
@@ -104,7 +105,8 @@ def chord_with_equal_members_ends_once(site: ShopSite, variant: str = "good") ->
     member = site.prepared("post", "sleep 0.2, post", variant=variant)
     result = chord([step(member), step(member)], tail(member)).apply_async()
     eventually(result.ready, 8, "the end of the chord")
-    assert result.get(timeout=1) == [BALANCE - AMOUNT] * 2
+    answer = result.get(timeout=1)
+    assert answer == [BALANCE - AMOUNT] * 2, f"it answered {answer}"
     assert (member.runs, member.tails) == (1, 1)
     has_one_effect(member)
 
@@ -114,7 +116,7 @@ def test_chord_with_equal_members_ends_once(site: ShopSite) -> None:
 
 
 def test_a_chord_of_unguarded_members_is_caught(site: ShopSite) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"it answered .*80"):
         chord_with_equal_members_ends_once(site, "unguarded")
 
 

@@ -9,7 +9,8 @@ from django.db import OperationalError
 
 from celery_once_fenced.errors import ExhaustedError
 from example_project.servers import Servers
-from tests.acceptance.correctness_site import Posting, ShopSite, ends_with_one_effect
+from tests.acceptance.correctness_posting import Posting, ends_with_one_effect
+from tests.acceptance.correctness_site import ShopSite
 from tests.acceptance.workers import eventually
 
 
@@ -63,6 +64,12 @@ def test_work_whose_session_is_ended_is_done_by_a_new_attempt(site: ShopSite, en
     posting = site.posting("post", ending, "post")
     ends_with_one_effect(posting)
     assert (posting.runs, posting.ledger.attempt, posting.ledger.takeovers) == (2, 2, 0)
+
+
+def test_lost_session_that_the_task_retries_itself_is_not_done_twice(site: ShopSite) -> None:
+    posting = site.posting("autoretry", "post, disconnect", "post")
+    ends_with_one_effect(posting)
+    assert (posting.runs, posting.deliveries) == (2, 2)
 
 
 def test_taking_a_lost_session_for_a_failure_is_caught(site: ShopSite) -> None:

@@ -12,7 +12,8 @@ from django.core.management import call_command
 from django.db import connection
 
 from example_project.servers import PostgresServer, RedisServer, Servers, start_postgres, start_redis
-from tests.acceptance.correctness_site import Posting, ShopSite, ends_with_one_effect
+from tests.acceptance.correctness_posting import Posting, ends_with_one_effect
+from tests.acceptance.correctness_site import ShopSite
 from tests.acceptance.workers import eventually
 from tests.fixtures.django_project import database_at
 from tests.fixtures.proxy import TcpProxy
@@ -158,8 +159,9 @@ def calls_without_redis_post_once(place: Place, variant: str = "good") -> None:
     second = posting.has_run(1).again()
     eventually(lambda: posting.deliveries >= 2)
     posting.release()
-    assert second.get(timeout=15) == 90
+    answer = second.get(timeout=15)
     ends_with_one_effect(posting)
+    assert answer == 90
 
 
 def test_calls_without_redis_post_once(without_redis: Place) -> None:
@@ -167,7 +169,7 @@ def test_calls_without_redis_post_once(without_redis: Place) -> None:
 
 
 def test_calls_that_only_redis_guards_are_caught(without_redis: Place) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="posted 2 times"):
         calls_without_redis_post_once(without_redis, "efficiency")
 
 

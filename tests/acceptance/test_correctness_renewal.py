@@ -9,7 +9,8 @@ import pytest
 from django.utils import timezone
 
 from example_project.servers import Servers
-from tests.acceptance.correctness_site import Posting, ShopSite, ends_with_one_effect
+from tests.acceptance.correctness_posting import Posting, ends_with_one_effect
+from tests.acceptance.correctness_site import ShopSite
 from tests.acceptance.workers import eventually
 
 

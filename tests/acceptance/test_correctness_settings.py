@@ -15,7 +15,8 @@ import pytest
 from celery_once_fenced import FencedTask, SingletonTask
 from celery_once_fenced.errors import ConfigError, GrantError
 from example_project.servers import Servers
-from tests.acceptance.correctness_site import BALANCE, Posting, ShopSite, Zombie, ends_with_one_effect
+from tests.acceptance.correctness_posting import BALANCE, Posting, Zombie, ends_with_one_effect
+from tests.acceptance.correctness_site import ShopSite
 from tests.acceptance.shop_app import AMOUNT
 from tests.acceptance.workers import QUEUE, eventually
 
@@ -88,7 +89,7 @@ def second_call_runs_and_a_redelivery_of_the_first_does_not(site: ShopSite, name
     message = site.caught()
     site.deliver(message, queue=QUEUE)
     assert posting.value() == BALANCE - AMOUNT
-    assert posting.again().get(timeout=10) == BALANCE - 2 * AMOUNT
+    assert posting.again().get(timeout=10) == BALANCE - 2 * AMOUNT, "the second call was answered"
     eventually(site.idle)
     site.forget_settled()
     site.deliver(message, redelivered=True)
@@ -110,7 +111,7 @@ def test_a_redelivery_that_runs_is_caught(site: ShopSite) -> None:
 
 
 def test_a_second_call_that_is_answered_is_caught(site: ShopSite) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="was answered"):
         second_call_runs_and_a_redelivery_of_the_first_does_not(site, "post", "good")
 
 

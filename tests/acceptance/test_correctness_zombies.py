@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from example_project.servers import Servers
-from tests.acceptance.correctness_site import BALANCE, Posting, ShopSite, Zombie, ends_with_one_effect
+from tests.acceptance.correctness_posting import BALANCE, Posting, Zombie, ends_with_one_effect
+from tests.acceptance.correctness_site import ShopSite
 from tests.acceptance.shop_app import AMOUNT, LEASE
 from tests.acceptance.workers import eventually
 
