@@ -44,7 +44,9 @@ def test_q_that_start_did_not_take_does_not_go_back(unique: str) -> None:
     assert delivery(policy=policy(unique=unique, **window)).requeue_hold(7.0) == 0.0
 
 
-def test_succeeded_entry_answers_later_calls_for_replay_for_and_its_own_run_as_long_as_it_may_come_again() -> None:
+def test_succeeded_entry_answers_later_calls_for_replay_for_and_its_own_run_as_long_as_it_may_come_again() -> (
+    None
+):
     short, none = delivery(policy=fenced(replay_for=60)), delivery(policy=fenced(replay_for=0))
     assert (short.replay, short.retention) == (60, 3600)
     assert (none.replay, none.retention) == (None, 3600)
