@@ -167,7 +167,10 @@ def test_self_is_no_argument_of_a_key(app: Celery) -> None:
 # --- kinds of tasks ---------------------------------------------------------------------------------------------------
 
 
-def test_class_based_task_without_a_name_is_keyed_by_the_name_it_gets(app: Celery) -> None:
+def test_class_based_task_without_a_name_is_keyed_by_the_name_it_gets(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())  # no shared tasks of other tests
     class Refresh(SingletonTask):
         def run(self, feed_id: int) -> None: ...
 
