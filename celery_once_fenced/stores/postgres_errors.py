@@ -1,7 +1,8 @@
 """What PostgreSQL's errors mean: which are ours, which are the loss of a connection, what a person may be told.
 
 The SQL functions raise classes of their own: OF001 fenced off, OF002 the body ended its transaction, OF003 an effect's
-outcome is unknown, OF004 wrong isolation level, OF006 the fence row stays locked.
+outcome is unknown, OF004 wrong isolation level, OF006 the fence row stays locked.  OF005 and OF007 (and OF001 that names a table) come from
+the guards of fenced tables, and are the Django app's to translate.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from tests.acceptance.workers import HASTY, Worker, eventually
 
 PLACES = ("granted", "begun", "written", "completed")
 """After the claim, before the first write, after a write, between complete and COMMIT."""
-LIMIT = LEASE + 5
-"""Seconds from the redelivery within which the successor must have finished."""
+GRACE = 5.0
+"""Seconds beyond a lease, from the redelivery, within which the successor must have finished."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,12 @@ class Frozen:
     posting: Posting
     place: str
     pid: int
+
+    @property
+    def limit(self) -> float:
+        """Seconds from the redelivery within which the successor must have finished."""
+        guarded = self.posting.guarded
+        return GRACE + (self.posting.task.blueprint.policy.lease if guarded else LEASE)
 
     @property
     def redelivered(self) -> float:
@@ -45,8 +51,8 @@ class Frozen:
         return any(event["pid"] == self.pid for event in self.posting.events("fence.rejected"))
 
 
-def freezes(site: ShopSite, *, variant: str = "good", place: str) -> Posting:
-    return site.posting("post", variant=variant, at={place: "freeze"})
+def freezes(site: ShopSite, name: str = "post", *, variant: str = "good", place: str) -> Posting:
+    return site.posting(name, variant=variant, at={place: "freeze"})
 
 
 @contextlib.contextmanager
@@ -72,12 +78,12 @@ def site_for_freezes(redis_url: str, postgres_url: str) -> ShopSite:
 def successor_finishes_while_the_first_is_frozen(one: Frozen) -> float:
     """Answers the seconds it took from the redelivery."""
     eventually(lambda: one.redelivered > 0, HASTY + 10, "a redelivery")
-    eventually(lambda: one.finished > 0, LIMIT, "the end of the successor")
+    eventually(lambda: one.finished > 0, one.limit, "the end of the successor")
     assert is_frozen(one.pid)
     assert one.posting.value() == one.posting.balance
     has_one_effect(one.posting)
     took = one.finished - one.redelivered
-    assert took < LIMIT
+    assert took < one.limit
     return took
 
 

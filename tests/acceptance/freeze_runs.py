@@ -19,7 +19,7 @@ from django.core.management import call_command
 
 from example_project.servers import servers
 from tests.acceptance.correctness_freeze import (
-    LIMIT,
+    GRACE,
     PLACES,
     Frozen,
     first_is_refused_when_it_wakes,
@@ -29,6 +29,7 @@ from tests.acceptance.correctness_freeze import (
     successor_finishes_while_the_first_is_frozen,
 )
 from tests.acceptance.correctness_site import ShopSite
+from tests.acceptance.shop_app import LEASE
 from tests.acceptance.workers import eventually
 from tests.fixtures.servers import fresh_database
 
@@ -60,7 +61,7 @@ def tokens(one: Frozen) -> str:
 
 
 def main(times: int, tell: Callable[[str], object]) -> None:
-    tell(f"limit {LIMIT:g} s\nrun  " + "".join(f"{place:24}" for place in PLACES))
+    tell(f"limit {LEASE + GRACE:g} s\nrun  " + "".join(f"{place:24}" for place in PLACES))
     with shop() as site:
         for number in range(1, times + 1):
             said = run(site)

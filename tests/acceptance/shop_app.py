@@ -201,6 +201,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "own": ({"resource": None}, {}),
     "loose": ({"fingerprint": ()}, {}),
     "strict": ({"on_duplicate": "raise", "on_conflict": "raise"}, {}),
+    "patient": ({"lease": 3 * LEASE}, {}),
     "unrenewed": ({"lease": LEASE / 3, "max_hold": LEASE / 3}, {}),
     "final": ({"final_errors": (DeclinedError,)}, {}),
     "thrice": ({"max_attempts": 2}, {}),

@@ -27,7 +27,7 @@ def first(servers: Servers, shop: str) -> Iterator[tuple[Scene, Worker]]:
     """The frozen worker, and all that it was at."""
     with ExitStack() as stack:
         site = stack.enter_context(closing(site_for_freezes(servers.redis_url, shop)))
-        worker = stack.enter_context(site.worker(concurrency=len(PLACES) + 3))
+        worker = stack.enter_context(site.worker(concurrency=len(PLACES) + 4))
         postings = {place: (freezes(site, place=place), place) for place in PLACES}
         for variant, place in (
             ("plain_lock", "begun"),
@@ -35,6 +35,7 @@ def first(servers: Servers, shop: str) -> Iterator[tuple[Scene, Worker]]:
             ("checks_before", "begun"),
         ):
             postings[f"{variant} {place}"] = freezes(site, variant=variant, place=place), place
+        postings["patient"] = freezes(site, "patient", place="written"), "written"
         yield stack.enter_context(frozen(site, worker, postings)), worker
 
 
@@ -64,6 +65,11 @@ def test_without_a_fence_the_successor_finishes_too(scene: Scene, name: str) -> 
     successor_finishes_while_the_first_is_frozen(scene[name])
 
 
+def test_redelivery_within_the_lease_waits_for_its_end(scene: Scene) -> None:
+    successor_finishes_while_the_first_is_frozen(scene["patient"])
+    assert scene["patient"].posting.events("execution.deferred")
+
+
 # --- it wakes up ------------------------------------------------------------------------------------------------------
 
 
@@ -74,12 +80,12 @@ def thawed(first: tuple[Scene, Worker]) -> Scene:
     return scene
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*PLACES, "patient"])
 def test_first_is_refused_when_it_wakes(thawed: Scene, place: str) -> None:
     first_is_refused_when_it_wakes(thawed[place])
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*PLACES, "patient"])
 def test_afterwards_nothing_is_pending(thawed: Scene, place: str) -> None:
     posting = thawed[place].posting
     eventually(lambda: not posting.site.pending(posting.result.id))
