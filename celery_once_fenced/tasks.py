@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast
 
 from celery import states
 from celery.app.task import Task
+from celery.exceptions import Reject
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
@@ -210,10 +211,14 @@ class SingletonTask(Task):
         """Celery's ``retry``.  Raises ``FencedOffError`` where the fence is another's by now (L10).
 
         Its holder does the work; a retry would be answered from the ledger and send the callbacks a second time.
+        Where the retry cannot be published, a task with ``acks_late`` gives its message back instead of losing it.
         """
         if self.grant.token is not None:
             self.grant._confirm()
-        return super().retry(*args, **kwargs)
+        try:
+            return super().retry(*args, **kwargs)
+        except Reject as error:  # Celery's own, which would acknowledge the message
+            raise Reject(error.reason, requeue=bool(self.acks_late)) from error
 
     def replace(self, sig: Any) -> Any:
         """Replace this task by another (Celery).  Raises ``GrantError`` in the correctness tier (L11)."""

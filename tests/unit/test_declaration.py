@@ -171,6 +171,7 @@ def test_class_based_task_without_a_name_is_keyed_by_the_name_it_gets(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery._state._on_app_finalizers", set())  # no shared tasks of other tests
+
     class Refresh(SingletonTask):
         def run(self, feed_id: int) -> None: ...
 
@@ -386,32 +387,42 @@ class Dummy:
     outcome: Any = None
 
 
+def aware(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def naive(seconds: float) -> datetime:
+    return aware(seconds).replace(tzinfo=None)
+
+
+def written(seconds: float) -> str:
+    return aware(seconds).isoformat()
+
+
 @pytest.mark.parametrize(
     ("options", "seconds"),
     [
         ({}, 0.0),
         ({"countdown": 0}, 0.0),
         ({"countdown": 60}, 60.0),
-        ({"eta": datetime.now(UTC) + timedelta(hours=1)}, 3600.0),
-        ({"eta": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}, 3600.0),
-        ({"eta": datetime.now(UTC).replace(tzinfo=None) + timedelta(hours=1)}, 3600.0),
-        ({"eta": datetime.now(UTC) + timedelta(hours=1), "countdown": 60}, 60.0),
-        ({"eta": datetime.now(UTC) + timedelta(hours=1), "countdown": 0}, 3600.0),
+        ({"eta": aware}, 3600.0),
+        ({"eta": written}, 3600.0),
+        ({"eta": naive}, 3600.0),
+        ({"eta": aware, "countdown": 60}, 60.0),
+        ({"eta": aware, "countdown": 0}, 3600.0),
     ],
 )
 def test_delay_is_what_celery_makes_of_the_options(app: Celery, options: Any, seconds: float) -> None:
-    publication = Publication(declared(app), (1,), {}, None, options)
+    made = {name: value(3600) if callable(value) else value for name, value in options.items()}
+    publication = Publication(declared(app), (1,), {}, None, made)
     assert publication._delay == pytest.approx(seconds, abs=30)
 
 
-@pytest.mark.parametrize(
-    "expires",
-    [90, datetime.now(UTC) + timedelta(seconds=90), (datetime.now(UTC) + timedelta(seconds=90)).isoformat()],
-)
+@pytest.mark.parametrize("expires", [float, aware, written])
 def test_hold_ends_with_the_expiry_however_it_is_written(
     app: Celery, leases: MemoryLeaseStore, expires: Any
 ) -> None:
-    declared(app).apply_async((1,), expires=expires)
+    declared(app).apply_async((1,), expires=expires(90))
     (hold,) = holds(leases)
     assert hold.left == pytest.approx(90, abs=30)
 
