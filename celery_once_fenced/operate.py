@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from celery_once_fenced import runtime
 from celery_once_fenced.durations import Duration, parse_duration
-from celery_once_fenced.errors import ConfigError, RecordedError
+from celery_once_fenced.errors import ConfigError, RecordedError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.ledger import Encoded, encode_error
 from celery_once_fenced.outcome import moment_of
@@ -40,11 +40,14 @@ class Explanation:
     """Fences in Postgres that are held for this key, or have lapsed."""
     entry: Mapping[str, Any] | None
     """The ledger entry by column, where the correctness tier knows the key."""
+    unknown: str = ""
+    """Why fence and ledger could not be asked; empty where they were."""
 
     def __str__(self) -> str:
         parts = [_hold_sentence(hold) for hold in self.holds]
         parts += [_fence_sentence(fence) for fence in self.fences]
         parts += [_entry_sentence(self.entry)] if self.entry is not None else []
+        parts += [f"fence and ledger are not known, {self.unknown}"] if self.unknown else []
         return f"{self.key}: " + ("; ".join(parts) if parts else "held by nobody, a call runs at once") + "."
 
 
@@ -56,15 +59,18 @@ def explain(key: str) -> Explanation:
 
     Raises:
         ConfigError: no key with this readable text is held or recorded.
-        StoreUnavailableError: Redis or Postgres does not answer.
+        StoreUnavailableError: Redis does not answer.  Without Postgres, ``unknown`` says so.
     """
     here = runtime.current()
     digest, text = find(here, key)
     holds = tuple(here.leases.look(digest))
     if here.ledger is None:
         return Explanation(text, digest, holds, (), None)
-    fences = tuple(fence for fence in here.ledger.fences() if _is_of(fence, digest, text))
-    return Explanation(text, digest, holds, fences, here.ledger.look(bytes.fromhex(digest)))
+    try:
+        fences = tuple(fence for fence in here.ledger.fences() if _is_of(fence, digest, text))
+        return Explanation(text, digest, holds, fences, here.ledger.look(bytes.fromhex(digest)))
+    except StoreUnavailableError as error:
+        return Explanation(text, digest, holds, (), None, unknown=str(error))
 
 
 def find(here: runtime.Runtime, key: str) -> tuple[str, str]:

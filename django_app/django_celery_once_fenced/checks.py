@@ -66,7 +66,7 @@ def check_installed(**_kwargs: Any) -> list[CheckMessage]:
 
 @checks.register(TAG)
 def check_celery(**_kwargs: Any) -> list[CheckMessage]:
-    """E006: a Celery app never reads the dict.  W002: there is no Celery app to read it (W4)."""
+    """E006: no Celery app reads the dict.  W002: there is no Celery app to read it (W4)."""
     if not conf.mapping():
         return []
     apps_of_project = conf.celery_apps()
@@ -78,14 +78,16 @@ def check_celery(**_kwargs: Any) -> list[CheckMessage]:
                 id="once_fenced.W002",
             )
         ]
+    # One that reads it is enough: a project may have another app for other things.
+    if any(app.conf.get("once_fenced") for app in apps_of_project):
+        return []
+    names = ", ".join(repr(app.main) for app in apps_of_project)
     return [
         checks.Error(
-            f"The Celery app {app.main!r} does not read {conf.SETTING}.",
+            f"The Celery app {names} does not read {conf.SETTING}.",
             hint='Give it app.config_from_object("django.conf:settings", namespace="CELERY").',
             id="once_fenced.E006",
         )
-        for app in apps_of_project
-        if not app.conf.get("once_fenced")
     ]
 
 

@@ -151,11 +151,8 @@ def _of_fence(fence: HeldFence) -> Lock:
 
 def _tier(name: str) -> Any:
     """The tier of a task that this process knows; a web server may not have imported it."""
-    for app in conf.celery_apps():
-        task = app.tasks.get(name)
-        if isinstance(task, SingletonTask):
-            return _TIERS[task.blueprint.policy.tier]
-    return None
+    task = runtime.current().app.tasks.get(name)
+    return _TIERS[task.blueprint.policy.tier] if isinstance(task, SingletonTask) else None
 
 
 def _moment(seconds: float) -> datetime | None:

@@ -37,7 +37,7 @@ class BrokenRuntime(Runtime):
     def _correctness(self) -> Correctness:
         assert self.ledger is not None
         return self._base.correctness(
-            self.ledger, self._base.database(self.database), (json.dumps, json.loads)
+            self.ledger, self._base.database(self.database), (json.dumps, json.loads), self.post
         )
 
 
@@ -170,8 +170,8 @@ class KeepsJsonb(Broken):
 
 
 class _TrustsTheError(Correctness):
-    def _after(self, ex: Any, held: Any, error: BaseException, outcome: Any) -> Any:
-        self._ledger.abandon(_abandonment(ex, held, error))
+    def _after(self, ex: Any, attempt: Any, error: BaseException) -> Any:
+        self._ledger.abandon(_abandonment(ex, attempt.held, error))
         raise error
 
 

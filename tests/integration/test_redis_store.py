@@ -456,6 +456,7 @@ def test_starved_threads_do_not_open_the_breaker(own_server: RedisServer, make: 
 def test_fork_while_threads_are_asking(servers: Servers, make: Make) -> None:
     bench = Bench(make(servers.redis_url, max_connections=4, socket_timeout=20))
     over = threading.Event()
+    bench.enqueue("parent")
 
     def ask() -> int:
         asked = 0

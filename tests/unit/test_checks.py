@@ -94,7 +94,10 @@ def test_the_core_package_in_installed_apps_is_an_error_naming_the_app() -> None
     assert "django_celery_once_fenced" in str(found(INSTALLED_APPS=apps)["once_fenced.E005"].hint)
 
 
-def test_a_celery_app_that_never_reads_the_dict_is_an_error_naming_the_namespace(stray_app: Celery) -> None:
+def test_a_celery_app_that_never_reads_the_dict_is_an_error_naming_the_namespace(
+    stray_app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery._state._apps", {stray_app})
     stray_app.config_from_object("django.conf:settings")
     message = found()["once_fenced.E006"]
     assert "'stray'" in message.msg
@@ -103,6 +106,11 @@ def test_a_celery_app_that_never_reads_the_dict_is_an_error_naming_the_namespace
 
 def test_a_celery_app_with_the_namespace_is_fine(stray_app: Celery) -> None:
     stray_app.config_from_object("django.conf:settings", namespace="CELERY")
+    assert found() == {}
+
+
+@pytest.mark.usefixtures("stray_app")
+def test_another_celery_app_of_the_project_need_not_read_it() -> None:
     assert found() == {}
 
 
