@@ -9,6 +9,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_once_fenced import explain, release
+from celery_once_fenced.runtime import runtime_of
 from tests.acceptance.workers import Site, Trial, eventually
 
 
@@ -218,7 +219,7 @@ def test_revoked_holder_with_a_long_countdown_is_no_holder(site: Site) -> None:
 def test_hold_of_a_purged_call_is_bounded_and_can_be_released_by_hand(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_once_fenced.runtime._database_factory", None)  # other tests set Django up
+    monkeypatch.setitem(runtime_of(site.app).__dict__, "ledger", None)  # other tests set Django up
     trial, _ = site.parked("early")
     site.app.set_current()
     (hold,) = explain(site.digest(trial.task, trial.label)).holds
