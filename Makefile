@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Arguments for pytest, e.g. `make test ARGS="-k freeze -x"`.
 ARGS ?=
+# Processes that run test files side by side, each with servers of its own.
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo admin test test-all debian lint format bench matrix docs wheel requirements clean
@@ -19,10 +21,10 @@ admin: $(VENV)/.demo ## The same, then leave it running with the admin at a prin
 	$(BIN)/python -m example_project.demo --admin
 
 test: $(VENV)/.dev ## Run the tests that need nothing but the wheels
-	$(BIN)/python -m pytest -m "not debian" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not debian" $(ARGS)
 
 test-all: debian $(VENV)/.dev ## Run all tests; installs Debian packages first if they are missing (as root)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types, layers and migrations
 	$(BIN)/ruff check .
