@@ -1,6 +1,6 @@
 """Task base classes: ``SingletonTask`` and ``FencedTask``.
 
-What happens where a call is made is here; what happens in the worker is in ``worker``.
+Declaration, binding and Celery's own interface; a call goes on in ``publication``, a delivery in ``worker``.
 """
 
 from __future__ import annotations
@@ -9,54 +9,34 @@ import importlib
 import inspect
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, cast
 
-from celery import states
 from celery.app.task import Task
 from celery.exceptions import Reject
 from celery.result import AsyncResult
-from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu.utils.uuid import uuid
 
 from celery_once_fenced import worker
-from celery_once_fenced.admission import Call, Permit
+from celery_once_fenced.blueprint import Blueprint
 from celery_once_fenced.calls import CallPlan
 from celery_once_fenced.config import policy_for
 from celery_once_fenced.detached import Detached
 from celery_once_fenced.errors import ConfigError, GrantError
 from celery_once_fenced.grant import Grant, current_grant, granted
-from celery_once_fenced.header import HEADER, Header
-from celery_once_fenced.keys import Key, KeyRecipe, new_id
-from celery_once_fenced.lease import queued_hold
+from celery_once_fenced.keys import KeyRecipe
 from celery_once_fenced.outcome import Outcome
 from celery_once_fenced.policy import Once, Policy
+from celery_once_fenced.publication import Publication
 from celery_once_fenced.runtime import Runtime, runtime_of
-from celery_once_fenced.stores import Enqueue, Mode
 
 __all__ = ["Blueprint", "FencedTask", "SingletonTask"]
 
-AWAITING_OPTIONS = ("chain", "chord", "group_id", "link", "link_error", "parent_id")
-"""Options of apply_async with which something waits for this very call (E12).  ``parent_id`` is given by Celery alone,
-to a callback: an exception from its publish would make a failure of the task that has just succeeded.
-"""
 POSITIONAL_OPTIONS = ("producer", "link", "link_error", "shadow")
 """Options of apply_async that Celery also takes by position, after args, kwargs and task_id."""
 NAMING_OPTIONS = ("fingerprint", "key", "resource")
 """Options of ``Once`` that name arguments of the task."""
 DURABLE = ("acks_late", "reject_on_worker_lost")
 """Task attributes without which a killed worker loses the job (W7)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blueprint:
-    """How one bound task is guarded: made at binding, after the settings are merged."""
-
-    policy: Policy
-    recipe: KeyRecipe
-    runtime: Runtime
 
 
 class SingletonTask(Task):
@@ -259,158 +239,6 @@ class FencedTask(SingletonTask):
 
     abstract = True
     once: ClassVar[Once | None] = Once(tier="correctness")
-
-
-class Publication:
-    """One call on its way to the broker."""
-
-    def __init__(
-        self,
-        task: SingletonTask,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        task_id: str | None,
-        options: dict[str, Any],
-    ) -> None:
-        self.task = task
-        self.args = args
-        self.kwargs = kwargs
-        self.task_id = task_id or uuid()
-        self.options = options
-        self.preassigned = task_id is not None
-
-    def send(self, *, bypass: bool, once_key: str | None) -> Any:
-        """Ask the guard, publish, and say what became of it."""
-        before = self._header_before
-        if bypass or (before is not None and before.bypass):
-            return self._send_unguarded("bypassed", refused=bypass)
-        if before is not None and before.key is not None and self.options.get("retries"):
-            return self._send_successor(before.key, before)
-        derived = self.task.blueprint.recipe.derive_call(self.args, self.kwargs, once_key)
-        if derived.key is None:
-            return self._send_unguarded("no_key", refused=False)
-        packed = before if before is not None and before.packed else Header()
-        header = Header(
-            key=derived.key,
-            fingerprint=derived.fingerprint,
-            delivery=packed.delivery or new_id(),
-            run=packed.run,
-            awaited=self._awaited,
-        )
-        if self._replaces_current:
-            return self._send_successor(derived.key, header)
-        return self._send_guarded(derived.key, header)
-
-    @property
-    def _header_before(self) -> Header | None:
-        return Header.parse((self.options.get("headers") or {}).get(HEADER))
-
-    @property
-    def _awaited(self) -> bool:
-        return self.preassigned or any(self.options.get(name) for name in AWAITING_OPTIONS)
-
-    @property
-    def _replaces_current(self) -> bool:
-        current = self.task.app.current_worker_task
-        return self.preassigned and current is not None and current.request.id == self.task_id
-
-    # --- the three ways -----------------------------------------------------------------------------------------------
-
-    def _send_guarded(self, key: Key, header: Header) -> Any:
-        permit = self._ask(key, header)
-        if not permit.publish and permit.by is not None:
-            return self._with_outcome(self.task.AsyncResult(permit.by.task_id), permit, key.text)
-        if permit.status == "awaiting" and permit.by is not None:
-            header = replace(header, answer_from=permit.by.task_id)
-        result = self._publish(header, withdraw=permit.status == "enqueued")
-        return self._with_outcome(result, permit, key.text)
-
-    def _ask(self, key: Key, header: Header) -> Permit:
-        span = self.task.blueprint.policy.span
-        if not (span.sets_q or span.refused_by_q or span.refused_by_r):
-            return Permit("enqueued", "free")
-        return self.task.blueprint.runtime.admission.admit(self._call(key, header))
-
-    def _send_successor(self, key: Key, before: Header) -> Any:
-        """Retry or ``replace()``: the key goes on to a new delivery (E10)."""
-        header = replace(
-            before, delivery=new_id(), run=before.run or before.delivery, deferrals=0, republished=0
-        )
-        policy = self.task.blueprint.policy
-        if policy.span.sets_q and policy.unique != "until_expired":
-            hold = queued_hold(policy.queue_hold, delay=self._delay, expires=self._expires)
-            question = replace(self._question(key, header, "successor"), hold=hold)
-            self.task.blueprint.runtime.admission.extend(question)
-        result = self._publish(header, withdraw=True)
-        result.outcome = Outcome(status="enqueued", reason="retry", key=key.text, task_id=self.task_id)
-        return result
-
-    def _send_unguarded(self, reason: str, *, refused: bool) -> Any:
-        if refused and self.task.blueprint.policy.tier == "correctness":
-            raise GrantError(f"task {self.task.name} is in the correctness tier: once=False is refused")
-        result = self._publish(Header(bypass=True), withdraw=False)
-        result.outcome = Outcome(status="unguarded", reason=reason, key=None, task_id=self.task_id)
-        return result
-
-    # --- parts --------------------------------------------------------------------------------------------------------
-
-    def _question(self, key: Key, header: Header, mode: Mode) -> Enqueue:
-        span = self.task.blueprint.policy.span
-        return Enqueue(key, self.task.name, span, header.delivery, self.task_id, 0.0, mode)
-
-    def _call(self, key: Key, header: Header) -> Call:
-        policy = self.task.blueprint.policy
-        return Call(
-            question=self._question(key, header, "awaited" if header.awaited else "new"),
-            awaited=header.awaited,
-            raises=policy.on_duplicate == "raise",
-            strict=policy.tier == "efficiency" and policy.on_store_error == "raise",
-            delay=self._delay,
-            expires=self._expires,
-            queue_hold=policy.hold,
-            revoked=self._is_revoked,
-        )
-
-    @cached_property
-    def _delay(self) -> float:
-        """Seconds until the message may run."""
-        return self._seconds_until(self.options.get("countdown") or self.options.get("eta")) or 0.0
-
-    @property
-    def _expires(self) -> float | None:
-        """Seconds until the message is of no more use."""
-        return self._seconds_until(self.options.get("expires", self.task.expires))
-
-    def _seconds_until(self, when: Any) -> float | None:
-        if when is None or isinstance(when, int | float):
-            return when
-        moment = maybe_make_aware(maybe_iso8601(when), self.task.app.timezone)
-        return float((moment - datetime.now(UTC)).total_seconds())
-
-    def _is_revoked(self, task_id: str) -> bool:
-        try:
-            return bool(self.task.backend.get_state(task_id) == states.REVOKED)
-        except Exception:  # noqa: BLE001  # a result backend that cannot be asked says nothing: the hold stands
-            return False
-
-    def _publish(self, header: Header, *, withdraw: bool) -> Any:
-        headers = {**(self.options.get("headers") or {}), HEADER: header.dump()}
-        try:
-            return self.task.publish(
-                self.args, self.kwargs, self.task_id, {**self.options, "headers": headers}
-            )
-        except BaseException:
-            if withdraw and header.key is not None:  # nothing was sent, nothing is held (E11)
-                self.task.blueprint.runtime.admission.withdraw(header.key.digest, header.delivery)
-            raise
-
-    def _with_outcome(self, result: Any, permit: Permit, key: str) -> Any:
-        if permit.by is None:
-            own = Outcome(status=permit.status, reason=permit.reason, key=key, task_id=self.task_id)
-            result.outcome = own
-        else:
-            result.outcome = Outcome.held_by(permit.by, status=permit.status, reason=permit.reason, key=key)
-        return result
 
 
 def _current_alias() -> str | None:

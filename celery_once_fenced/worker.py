@@ -17,13 +17,12 @@ from celery import current_app, signals, states
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_once_fenced import doctor
-from celery_once_fenced.errors import DeferralFailedError, DuplicateError
+from celery_once_fenced.errors import DeferralFailedError, DuplicateError, GrantError
 from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Grant
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.heartbeat import Round
 from celery_once_fenced.keys import Key, new_id
-from celery_once_fenced.outbox import AGE
 from celery_once_fenced.policy import Policy
 from celery_once_fenced.post import CeleryPost
 from celery_once_fenced.run import Again, Aside, Conflict, Control, Defer, Drop, Execution, Returned, Skip
@@ -31,7 +30,8 @@ from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.stores import Enqueue, Settle
 
 if TYPE_CHECKING:
-    from celery_once_fenced.tasks import Blueprint, SingletonTask
+    from celery_once_fenced.blueprint import Blueprint
+    from celery_once_fenced.tasks import SingletonTask
 
 __all__ = ["is_delivery", "run"]
 
@@ -44,6 +44,8 @@ class Passage:
 
     header: Header | None = None
     settles: bool = False
+    returns: bool = False
+    """Whether this delivery may be seen again."""
 
 
 _limits_are_enforced = False
@@ -71,6 +73,7 @@ def run(task: SingletonTask, request: Any, args: Sequence[Any], kwargs: Mapping[
     if execution is None:
         return task.run(*args, **kwargs)
     passage.header = Header(key=execution.key, delivery=execution.delivery)
+    passage.returns = execution.redelivery_possible
     passage.settles = True
     result = task.blueprint.runtime.guard.run(execution, partial(_body, task, request, args, kwargs))
     if isinstance(result, Returned):
@@ -143,7 +146,8 @@ def _described(
         worker=request.hostname or "",
         awaited=header.awaited or _is_awaited(request),
         seen_before=_is_redelivered(request) or request.retries > 0 or header.deferrals > 0,
-        redelivery_possible=bool(task.acks_late or request.eta),
+        # A message of the outbox may be published twice (L9).
+        redelivery_possible=bool(task.acks_late or request.eta or header.packed),
         deferrals=header.deferrals,
         republished=header.republished,
         answer_from=header.answer_from if policy.tier == "efficiency" else "",
@@ -151,7 +155,7 @@ def _described(
         redelivery_window=blueprint.runtime.redelivery_window(policy.lease),
         control=_control,
         stored_success=partial(_stored_success, task),
-        message=partial(_packed, task, request),
+        message=partial(_packed, task, request, replace(header, key=key, run=header.run or header.delivery)),
     )
 
 
@@ -196,10 +200,15 @@ def _stored_success(task: SingletonTask, task_id: str) -> tuple[bool | None, obj
     return False if is_final else None, None
 
 
-def _packed(task: SingletonTask, request: Any) -> str:
-    """The message as the outbox packs one: what "run again" publishes, under the same task id (L14)."""
+def _packed(task: SingletonTask, request: Any, header: Header) -> str | None:
+    """The message as the outbox packs one: what "run again" publishes, as the same call of the same key (L14)."""
     signature = task.signature_from_request(request, countdown=0, retries=request.retries)
-    return CeleryPost(task.app).pack(signature, request.id, new_id())
+    same = Header(key=header.key, fingerprint=header.fingerprint, run=header.run)
+    signature.set(headers={**(signature.options.get("headers") or {}), HEADER: same.dump()})
+    try:
+        return CeleryPost(task.app).pack(signature, request.id, new_id())
+    except GrantError:  # its arguments are no JSON: nobody can run it again but by calling
+        return None
 
 
 # --- what the guard says, done in Celery's terms ----------------------------------------------------------------------
@@ -308,7 +317,7 @@ def _on_postrun(task: Any = None, state: Any = None, retval: Any = None, **_: An
     passage: Passage | None = getattr(request, "once_passage", None)
     if passage is None:
         _withdraw(task, Header.parse(getattr(request, HEADER, None)))
-    elif passage.settles and _is_over(state, retval) and (task.acks_late or request.eta):
+    elif passage.settles and passage.returns and _is_over(state, retval):
         _settle(task, passage.header)
 
 
@@ -360,7 +369,8 @@ def _on_worker_ready(sender: Any = None, **_: Any) -> None:
 
 def _start_sweeping(app: Any) -> None:
     if any(_is_guarded(task) and task.blueprint.policy.correctness for task in app.tasks.values()):
-        Round("outbox", AGE, runtime_of(app).sweep).start()
+        here = runtime_of(app)
+        Round("outbox", here.outbox_age, here.sweep).start()
 
 
 def _on_process_init(**_: Any) -> None:

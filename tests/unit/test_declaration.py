@@ -23,10 +23,10 @@ from celery_once_fenced import (
 )
 from celery_once_fenced.grant import Grant, granted
 from celery_once_fenced.header import HEADER, Header
+from celery_once_fenced.publication import Publication
 from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.stores import Hold
 from celery_once_fenced.stores.memory import MemoryLeaseStore
-from celery_once_fenced.tasks import Publication
 
 REDIS = {"redis_url": "redis://127.0.0.1:1/0"}
 POSTGRES = {**REDIS, "postgres_url": "postgresql://127.0.0.1:1/none"}

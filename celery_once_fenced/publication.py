@@ -1,0 +1,199 @@
+"""One call on its way to the broker: it is admitted, carries on, or goes out unguarded.
+
+::
+
+    apply_async ─┬─ once=False, no key ──────────────────────────► published with a bypass header (E16)
+                 ├─ retry, replace() ── q for the successor ─────► published (E10)
+                 └─ admit ── enqueued, awaiting, unguarded ──────► published with its header (K4)
+                       └──── duplicate ──────────────────────────► the holder's result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.utils.uuid import uuid
+
+from celery_once_fenced.admission import Call, Permit
+from celery_once_fenced.errors import GrantError
+from celery_once_fenced.header import HEADER, Header
+from celery_once_fenced.keys import Key, new_id
+from celery_once_fenced.lease import queued_hold
+from celery_once_fenced.outcome import Outcome
+from celery_once_fenced.stores import Enqueue, Mode
+
+if TYPE_CHECKING:
+    from celery_once_fenced.tasks import SingletonTask
+
+__all__ = ["Publication"]
+
+AWAITING_OPTIONS = ("chain", "chord", "group_id", "link", "link_error", "parent_id")
+"""Options of apply_async with which something waits for this very call (E12).  ``parent_id`` is given by Celery alone,
+to a callback: an exception from its publish would make a failure of the task that has just succeeded.
+"""
+
+
+class Publication:
+    """One call on its way to the broker."""
+
+    def __init__(
+        self,
+        task: SingletonTask,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        task_id: str | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.task = task
+        self.args = args
+        self.kwargs = kwargs
+        self.task_id = task_id or uuid()
+        self.options = options
+        self.preassigned = task_id is not None
+
+    def send(self, *, bypass: bool, once_key: str | None) -> Any:
+        """Ask the guard, publish, and say what became of it."""
+        before = self._header_before
+        if bypass or (before is not None and before.bypass):
+            return self._send_unguarded("bypassed", refused=bypass)
+        if before is not None and before.key is not None and self.options.get("retries"):
+            return self._send_successor(before.key, before)
+        packed = before if before is not None and before.packed else Header()
+        header = self._header(packed, once_key)
+        if header.key is None:
+            return self._send_unguarded("no_key", refused=False)
+        if self._replaces_current:
+            return self._send_successor(header.key, header)
+        return self._send_guarded(header.key, header)
+
+    def _header(self, packed: Header, once_key: str | None) -> Header:
+        """A stored message that knows its key keeps it: the call may have named another than its arguments make (L14)."""
+        key, fingerprint = packed.key, packed.fingerprint
+        if key is None:
+            derived = self.task.blueprint.recipe.derive_call(self.args, self.kwargs, once_key)
+            key, fingerprint = derived.key, derived.fingerprint
+        return Header(
+            key=key,
+            fingerprint=fingerprint,
+            delivery=packed.delivery or new_id(),
+            run=packed.run,
+            awaited=self._awaited,
+            packed=packed.packed,
+        )
+
+    @property
+    def _header_before(self) -> Header | None:
+        return Header.parse((self.options.get("headers") or {}).get(HEADER))
+
+    @property
+    def _awaited(self) -> bool:
+        return self.preassigned or any(self.options.get(name) for name in AWAITING_OPTIONS)
+
+    @property
+    def _replaces_current(self) -> bool:
+        current = self.task.app.current_worker_task
+        return self.preassigned and current is not None and current.request.id == self.task_id
+
+    # --- the three ways -----------------------------------------------------------------------------------------------
+
+    def _send_guarded(self, key: Key, header: Header) -> Any:
+        permit = self._ask(key, header)
+        if not permit.publish and permit.by is not None:
+            return self._with_outcome(self.task.AsyncResult(permit.by.task_id), permit, key.text)
+        if permit.status == "awaiting" and permit.by is not None:
+            header = replace(header, answer_from=permit.by.task_id)
+        result = self._publish(header, withdraw=permit.status == "enqueued")
+        return self._with_outcome(result, permit, key.text)
+
+    def _ask(self, key: Key, header: Header) -> Permit:
+        span = self.task.blueprint.policy.span
+        if not (span.sets_q or span.refused_by_q or span.refused_by_r):
+            return Permit("enqueued", "free")
+        return self.task.blueprint.runtime.admission.admit(self._call(key, header))
+
+    def _send_successor(self, key: Key, before: Header) -> Any:
+        """Retry or ``replace()``: the key goes on to a new delivery (E10)."""
+        header = replace(
+            before, delivery=new_id(), run=before.run or before.delivery, deferrals=0, republished=0
+        )
+        policy = self.task.blueprint.policy
+        if policy.span.sets_q and policy.unique != "until_expired":
+            hold = queued_hold(policy.queue_hold, delay=self._delay, expires=self._expires)
+            question = replace(self._question(key, header, "successor"), hold=hold)
+            self.task.blueprint.runtime.admission.extend(question)
+        result = self._publish(header, withdraw=True)
+        result.outcome = Outcome(status="enqueued", reason="retry", key=key.text, task_id=self.task_id)
+        return result
+
+    def _send_unguarded(self, reason: str, *, refused: bool) -> Any:
+        if refused and self.task.blueprint.policy.tier == "correctness":
+            raise GrantError(f"task {self.task.name} is in the correctness tier: once=False is refused")
+        result = self._publish(Header(bypass=True), withdraw=False)
+        result.outcome = Outcome(status="unguarded", reason=reason, key=None, task_id=self.task_id)
+        return result
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _question(self, key: Key, header: Header, mode: Mode) -> Enqueue:
+        span = self.task.blueprint.policy.span
+        return Enqueue(key, self.task.name, span, header.delivery, self.task_id, 0.0, mode)
+
+    def _call(self, key: Key, header: Header) -> Call:
+        policy = self.task.blueprint.policy
+        return Call(
+            question=self._question(key, header, "awaited" if header.awaited else "new"),
+            awaited=header.awaited,
+            raises=policy.on_duplicate == "raise",
+            strict=policy.tier == "efficiency" and policy.on_store_error == "raise",
+            delay=self._delay,
+            expires=self._expires,
+            queue_hold=policy.hold,
+            revoked=self._is_revoked,
+        )
+
+    @cached_property
+    def _delay(self) -> float:
+        """Seconds until the message may run."""
+        return self._seconds_until(self.options.get("countdown") or self.options.get("eta")) or 0.0
+
+    @property
+    def _expires(self) -> float | None:
+        """Seconds until the message is of no more use."""
+        return self._seconds_until(self.options.get("expires", self.task.expires))
+
+    def _seconds_until(self, when: Any) -> float | None:
+        if when is None or isinstance(when, int | float):
+            return when
+        moment = maybe_make_aware(maybe_iso8601(when), self.task.app.timezone)
+        return float((moment - datetime.now(UTC)).total_seconds())
+
+    def _is_revoked(self, task_id: str) -> bool:
+        try:
+            return bool(self.task.backend.get_state(task_id) == states.REVOKED)
+        except Exception:  # noqa: BLE001  # a result backend that cannot be asked says nothing: the hold stands
+            return False
+
+    def _publish(self, header: Header, *, withdraw: bool) -> Any:
+        headers = {**(self.options.get("headers") or {}), HEADER: header.dump()}
+        try:
+            return self.task.publish(
+                self.args, self.kwargs, self.task_id, {**self.options, "headers": headers}
+            )
+        except BaseException:
+            if withdraw and header.key is not None:  # nothing was sent, nothing is held (E11)
+                self.task.blueprint.runtime.admission.withdraw(header.key.digest, header.delivery)
+            raise
+
+    def _with_outcome(self, result: Any, permit: Permit, key: str) -> Any:
+        if permit.by is None:
+            own = Outcome(status=permit.status, reason=permit.reason, key=key, task_id=self.task_id)
+            result.outcome = own
+        else:
+            result.outcome = Outcome.held_by(permit.by, status=permit.status, reason=permit.reason, key=key)
+        return result
