@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from celery_once_fenced.effects import Effects, Policy, Step
-from celery_once_fenced.errors import GrantError, StoreUnavailableError
+from celery_once_fenced.errors import FencedOffError, GrantError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Grant, granted
 from celery_once_fenced.keepers import FenceKeeper, KeptFence
@@ -31,6 +31,8 @@ __all__ = ["Attempt"]
 
 NOT_RECORDED = Encoded(ResultOmitted("not_recorded"), None, "not_recorded")
 """What complete leaves where the body goes on after its block; the result is added when there is one (L12)."""
+
+WRITES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "COPY", "TRUNCATE"})
 
 
 class Attempt:
@@ -58,6 +60,10 @@ class Attempt:
         self._outbox = outbox
         self._codec = codec
         self._transaction: Transaction | None = None
+        self._keeper = keeper
+        self._kept = kept
+        self._opened = False
+        self._spoiled: BaseException | None = None
         self._effects = Effects(ledger, held, ex.policy.on_unknown, codec)
         self._grant = Grant(
             ex.key.text,
@@ -65,7 +71,7 @@ class Attempt:
             token=held.token,
             attempt=held.attempt,
             belief=kept,
-            ask=partial(keeper.ask, kept),
+            ask=self._ask,
             backing=self,
         )
 
@@ -83,6 +89,8 @@ class Attempt:
         if self.committed:
             self._record(encoded)
             return
+        if self._spoiled is not None:
+            raise self._spoiled
         with self._committing() as complete:
             complete(encoded)
 
@@ -95,13 +103,20 @@ class Attempt:
             raise GrantError(
                 f"{self._ex.task} runs in one transaction as a whole: declare Once(atomic=False) to open grant.atomic()"
             )
-        if self.committed or self._transaction is not None:
+        if self._opened:
             raise GrantError(
                 f"{self._ex.task} has opened grant.atomic() before: an execution commits once (L12)"
             )
-        with self._committing() as complete:
-            yield self._grant.connection
-            complete(NOT_RECORDED)
+        self._opened = True
+        try:
+            with self._committing() as complete:
+                yield self._grant.connection
+                complete(NOT_RECORDED)
+        except BaseException as error:
+            # A body that goes on all the same must not be recorded as done without what it wrote (C13, L10).
+            if isinstance(error, FencedOffError) or self._database.connection_lost(error):
+                self._spoiled = error
+            raise
 
     def effect(
         self, name: str, fn: Step, failed: tuple[type[BaseException], ...], own: Policy | None
@@ -111,19 +126,39 @@ class Attempt:
             raise GrantError(
                 f"effect {name!r} is called after the commit: nothing would remember it; call it before"
             )
-        return self._effects.run(name, fn, failed, own)
+        return self._effects.run(name, self._only_reading(fn, name), failed, own)
 
     def send(self, signature: Any) -> str:
         """See ``Grant.send``."""
         return self._outbox.put(self._open, self.held, signature)
+
+    def _only_reading(self, fn: Step, name: str) -> Step:
+        """``fn``, kept from writing in the body's transaction where its connection lets itself be watched (L13)."""
+        watch = getattr(self._grant.connection, "execute_wrapper", None)
+        if self._transaction is None or watch is None:
+            return fn
+
+        def watched(key: str) -> object:
+            with watch(partial(_refuse_writes, name)):
+                return fn(key)
+
+        return watched
+
+    def _ask(self) -> None:
+        if self.committed:
+            raise GrantError(
+                f"{self._ex.task} has committed: a retry would only be answered from the ledger, and send the callbacks "
+                "a second time"
+            )
+        self._keeper.ask(self._kept)
+
+    # --- the one commit ---------------------------------------------------------------------------------------------------
 
     @property
     def _open(self) -> Transaction:
         if self._transaction is None:
             raise GrantError("there is no open transaction here to commit with: use `with grant.atomic():`")
         return self._transaction
-
-    # --- the one commit -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _committing(self) -> Iterator[Callable[[Encoded], None]]:
@@ -138,6 +173,7 @@ class Attempt:
     def confirm(self) -> None:
         """The COMMIT happened: what was sent with it may go out."""
         self.committed = True
+        self._kept.given_back()
         self._outbox.publish()
 
     def _complete(self, encoded: Encoded) -> None:
@@ -161,3 +197,13 @@ class Attempt:
             )
         except StoreUnavailableError as error:  # a replay returns the omitted marker
             emit("store.failed", operation="record", key=self._ex.digest, why=str(error))
+
+
+def _refuse_writes(name: str, execute: Callable[..., Any], sql: Any, *rest: Any) -> Any:
+    """Around each statement that the function of an effect sends through Django's connection of the body (L13)."""
+    if str(sql).lstrip("( \n").partition(" ")[0].upper() in WRITES:
+        raise GrantError(
+            f"effect {name!r} writes in the body's transaction: rolled back, the effect would still count as done; "
+            "write before or after the call of grant.effect()"
+        )
+    return execute(sql, *rest)

@@ -78,7 +78,9 @@ class Correctness:
         operation = _operation(ex)
         sent = self._keeper.clock()
         try:
-            claimed = self._ledger.claim(_claim(ex, operation, holder))
+            claimed = self._ledger.claim(_claim(ex, operation, holder, ex.seen_before))
+            if claimed.verdict == "in_doubt" and not ex.seen_before:  # leave it something to run again (L14)
+                claimed = self._ledger.claim(_claim(ex, operation, holder, True))
         except StoreUnavailableError as error:
             return self._ask_later(ex, error)
         if claimed.verdict != "granted" or claimed.token is None:
@@ -238,7 +240,7 @@ def _operation(ex: Execution) -> Operation:
     return Operation(digest, ex.key.text, ex.scope, ex.task, ex.task_id, fingerprint, ex.resource, ex.run)
 
 
-def _claim(ex: Execution, operation: Operation, holder: str) -> Claim:
+def _claim(ex: Execution, operation: Operation, holder: str, with_message: bool) -> Claim:
     policy = ex.policy
     return Claim(
         operation=operation,
@@ -248,7 +250,7 @@ def _claim(ex: Execution, operation: Operation, holder: str) -> Claim:
         max_takeovers=policy.max_attempts,
         on_unknown=_unknown(ex),
         retention=ex.failure_retention,
-        message=ex.message() if ex.seen_before else None,
+        message=ex.message() if with_message else None,
     )
 
 

@@ -15,6 +15,7 @@ A zombie may still be in the middle of its call; only the provider's own idempot
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,8 +28,8 @@ from celery_once_fenced.stores import EffectFinish, EffectStart, EffectStarted, 
 __all__ = ["DidNotHappen", "Effects", "Happened", "Probe", "Unknown"]
 
 LONGEST_NAME = 100
-FINISH_TRIES = 3
-"""The outcome of a call that was made is worth more than one try."""
+FINISH_PAUSES = (0.1, 0.5, 2.0, 5.0)
+"""Seconds between tries to record an outcome: a call that was made is worth waiting for a database that restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,20 @@ class _Effect:
 class Effects:
     """The effects of one execution.  Not for several threads at once, as the body is one."""
 
-    def __init__(self, ledger: LedgerStore, held: Held, on_unknown: Policy, codec: Codec) -> None:
+    def __init__(
+        self,
+        ledger: LedgerStore,
+        held: Held,
+        on_unknown: Policy,
+        codec: Codec,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._ledger = ledger
         self._held = held
         self._on_unknown = on_unknown
         self._codec = codec
+        self._sleep = sleep
         self._key = held.operation.digest.hex()
         self._task_id = held.operation.task_id
         self._names: set[str] = set()
@@ -78,13 +88,16 @@ class Effects:
         """See ``Grant.effect``."""
         self._enter(name)
         try:
-            return self._run(_Effect(name, fn, failed, own))
+            effect = _Effect(name, fn, failed, own)
+            return self._answered(effect, self._start(effect))
         finally:
             self._inside = ""
 
     def _enter(self, name: str) -> None:
-        if not name or len(name) > LONGEST_NAME:
-            raise GrantError(f"an effect needs a name of 1 to {LONGEST_NAME} characters, not {name!r:.120}")
+        if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise GrantError(
+                f"an effect needs a name of 1 to {LONGEST_NAME} printable characters, not {name!r:.120}"
+            )
         if self._inside:
             raise GrantError(
                 f"effect {name!r} is called inside effect {self._inside!r}: call them one after the other"
@@ -96,15 +109,15 @@ class Effects:
         self._names.add(name)
         self._inside = name
 
-    def _run(self, effect: _Effect) -> object:
-        started = self._start(effect)
+    def _answered(self, effect: _Effect, started: EffectStarted) -> object:
         if started.verdict == "fenced":
             raise FencedOffError(self._held.operation.resource, self._held.token)
         if started.verdict == "done":
             emit("effect.replayed", key=self._key, task_id=self._task_id, effect=effect.name)
             return self._decoded(started.result)
-        if started.verdict == "unknown":
+        if started.verdict == "unknown" and started.holder != self._held.holder:
             return self._find_out(effect, started)
+        # Unknown and ours: the reply to the first asking was lost.  Names are used once, so the step was not taken.
         return self._call(effect, started)
 
     def _start(self, effect: _Effect, *, rerun: bool = False) -> EffectStarted:
@@ -125,11 +138,9 @@ class Effects:
             answer=type(answer).__name__,
         )
         if isinstance(answer, Happened):
-            encoded = Encoded.of(answer.result, self._codec)
-            self._finish(effect, started.holder or "", "done", result=self._text(encoded))
-            return encoded.value
+            return self._done(effect, started.holder or "", answer.result)
         if isinstance(answer, DidNotHappen):
-            return self._call(effect, self._start(effect, rerun=True))
+            return self._answered(effect, self._start(effect, rerun=True))  # a late receipt may have come in
         if isinstance(answer, Unknown):
             raise InDoubtError(self._held.operation.key, effect.name, "")
         raise GrantError(
@@ -140,8 +151,6 @@ class Effects:
     # --- the call ---------------------------------------------------------------------------------------------------------
 
     def _call(self, effect: _Effect, started: EffectStarted) -> object:
-        if started.verdict != "go":
-            raise FencedOffError(self._held.operation.resource, self._held.token)
         holder = started.holder or self._held.holder
         emit("effect.started", key=self._key, task_id=self._task_id, effect=effect.name)
         try:
@@ -150,9 +159,14 @@ class Effects:
             self._finish(effect, holder, "failed", error=encode_error(error))
             raise
         emit("effect.returned", key=self._key, task_id=self._task_id, effect=effect.name)
+        return self._done(effect, holder, value)
+
+    def _done(self, effect: _Effect, holder: str, value: object) -> object:
+        """Record a result; what is returned is what a later attempt will get."""
         encoded = Encoded.of(value, self._codec)
-        self._finish(effect, holder, "done", result=self._text(encoded))
-        return encoded.value
+        text = self._codec[0](encoded.value) if encoded.text is None else encoded.text
+        self._finish(effect, holder, "done", result=text)
+        return self._decoded(text)
 
     def _finish(
         self,
@@ -164,19 +178,17 @@ class Effects:
         error: str | None = None,
     ) -> None:
         outcome = EffectFinish(self._held.operation.digest, effect.name, holder, state, result, error)
-        for tries in range(1, FINISH_TRIES + 1):
+        for pause in (*FINISH_PAUSES, None):
             try:
                 self._ledger.effect_finish(outcome)
                 break
             except StoreUnavailableError:
-                if tries == FINISH_TRIES:
+                if pause is None:
                     raise
+                self._sleep(pause)
         emit("effect.finished", key=self._key, task_id=self._task_id, effect=effect.name, state=state)
 
     # --- parts ------------------------------------------------------------------------------------------------------------
-
-    def _text(self, encoded: Encoded) -> str:
-        return self._codec[0](encoded.value) if encoded.text is None else encoded.text
 
     def _decoded(self, text: str | None) -> object:
         value: Any = None if text is None else self._codec[1](text)

@@ -107,6 +107,7 @@ class KeptFence:
         self.due = sent + lease / 3
         self._digest = held.operation.digest.hex()
         self.lost = False
+        self._given_back = False
         self._lease = lease
         self._until = sent + lease
         self._renew_until = float("inf") if max_hold is None else sent + max_hold
@@ -117,15 +118,21 @@ class KeptFence:
         return 0.0 if self.lost else max(self._until - self._clock(), 0.0)
 
     def over(self, now: float) -> bool:
-        return self.lost or now >= self._renew_until
+        return self.lost or self._given_back or now >= self._renew_until
+
+    def given_back(self) -> None:
+        """It was freed by the commit: there is nothing to renew, and nothing to lose."""
+        self._given_back = True
 
     def gone(self) -> None:
+        if self._given_back:
+            return
         name = "fence.lost" if self.lost else "fence.held_too_long"
         emit(name, key=self._digest, token=self.renewal.token, holder=self.renewal.holder)
 
     def answered(self, answer: str, sent: float) -> None:
         if answer == "lost":
-            self.lost = True
+            self.lost = not self._given_back
         elif answer == "renewed":
             self._until = sent + self._lease
             self.due = sent + self._lease / 3

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from celery_once_fenced import runtime
+from celery_once_fenced import outbox, runtime
 from celery_once_fenced.durations import Duration, parse_duration
-from celery_once_fenced.errors import ConfigError, RecordedError, StoreUnavailableError
+from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.events import emit
-from celery_once_fenced.ledger import Encoded, encode_error
+from celery_once_fenced.ledger import Encoded
 from celery_once_fenced.outcome import moment_of
-from celery_once_fenced.stores import HeldFence, Hold, LedgerStore, Resolution, Slot
+from celery_once_fenced.stores import HeldFence, Hold, LedgerStore, OutboxMessage, Resolution, Slot
 
 __all__ = ["Explanation", "explain", "find", "forget", "release", "resolve"]
 
@@ -152,12 +153,12 @@ def resolve(
         StoreUnavailableError: Postgres does not answer.
     """
     here = runtime.current()
-    digest, text = find(here, key)
+    digest = _recorded(here, key)
     resolution = Resolution(
         digest=bytes.fromhex(digest),
         state=_state(outcome, reason),
         result=_result(here, result) if outcome == "succeeded" else None,
-        error=encode_error(RecordedError(text, "resolved", reason)) if outcome == "failed" else None,
+        error=json.dumps({"type": "resolved", "message": reason}) if outcome == "failed" else None,
         retention=parse_duration(keep, option="keep"),
         actor=actor,
         reason=reason,
@@ -165,8 +166,8 @@ def resolve(
     resolved = _ledger(here).resolve(resolution)
     if resolved.done:
         emit("ledger.resolved", key=digest, outcome=outcome, actor=actor, why=reason)
-    if resolved.message is not None:
-        here.post.publish("", resolved.message)
+    if resolved.message is not None and resolved.task_id is not None:
+        outbox.publish(_ledger(here), here.post, [OutboxMessage(resolved.task_id, resolved.message)])
     return resolved.done
 
 
@@ -177,13 +178,19 @@ def forget(key: str, *, reason: str, actor: str = "") -> bool:
     Raises ``ConfigError`` for an unknown key or without a reason, ``StoreUnavailableError``.
     """
     here = runtime.current()
-    digest, _ = find(here, key)
+    digest = _recorded(here, key)
     if not reason:
         raise ConfigError("forget() needs a reason: it is kept with the event")
     forgotten = _ledger(here).forget(bytes.fromhex(digest), reason, actor)
     if forgotten:
         emit("ledger.forgotten", key=digest, actor=actor, why=reason)
     return forgotten
+
+
+def _recorded(here: runtime.Runtime, key: str) -> str:
+    """The digest, as :func:`find` gives it, but of the ledger, where under ``replay_for=0`` each call is a digest of its own (L11)."""
+    recorded = None if DIGEST.fullmatch(key) else _ledger(here).find(key)
+    return find(here, key)[0] if recorded is None else recorded.hex()
 
 
 def _state(outcome: str, reason: str) -> Literal["succeeded", "failed", "retryable"]:

@@ -1,7 +1,7 @@
 """Messages that are published if and only if the body commits (L9).
 
-``put`` writes a message in the body's transaction; ``publish`` hands all of them to the broker after the COMMIT and
-confirms them.  A worker killed in between leaves them unconfirmed, and a sweep of any worker publishes them: once, or
+``put`` writes a message in the body's transaction; after the COMMIT ``publish`` looks which of them were committed (a
+savepoint that was rolled back takes its messages along), hands those to the broker and confirms them.  A worker killed in between leaves them unconfirmed, and a sweep of any worker publishes them: once, or
 twice where the kill came between publishing and confirming.  Each message carries a task id and a delivery id made
 from the attempt and its place in it, the same both times, so that a guarded follow-up recognises the second.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from celery_once_fenced.errors import StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.stores import Held, LedgerStore, OutboxMessage, Transaction
 
-__all__ = ["Outbox", "Post", "sweep"]
+__all__ = ["AGE", "Outbox", "Post", "publish", "sweep"]
 
 AGE = 60.0
 """Seconds after which a message that nobody confirmed is published by whoever looks."""
@@ -40,23 +41,28 @@ class Outbox:
     def __init__(self, ledger: LedgerStore, post: Post) -> None:
         self._ledger = ledger
         self._post = post
-        self._messages: list[OutboxMessage] = []
+        self._task_ids: list[str] = []
 
     def put(self, transaction: Transaction, held: Held, signature: Any) -> str:
         """Write a message in the body's transaction; returns the task id it will have."""
-        made_from = f"{held.operation.digest.hex()}:{held.token}:{len(self._messages)}"
+        made_from = f"{held.operation.digest.hex()}:{held.token}:{len(self._task_ids)}"
         digest = hashlib.sha256(made_from.encode()).digest()
         task_id = str(uuid.UUID(bytes=digest[:16], version=4))
-        message = OutboxMessage(task_id, self._post.pack(signature, task_id, digest[16:].hex()))
-        transaction.put(held, task_id, message.message)
-        self._messages.append(message)
+        transaction.put(held, task_id, self._post.pack(signature, task_id, digest[16:].hex()))
+        self._task_ids.append(task_id)
         return task_id
 
     def publish(self) -> None:
         """After the COMMIT.  Never raises: what cannot be published now is swept later."""
-        messages, self._messages = self._messages, []
-        if messages:
-            _publish(self._ledger, self._post, messages)
+        task_ids, self._task_ids = self._task_ids, []
+        if not task_ids:
+            return
+        try:
+            messages = self._ledger.outbox_mine(task_ids)
+        except StoreUnavailableError as error:
+            emit("store.failed", operation="publish", key="", why=str(error))
+            return
+        publish(self._ledger, self._post, messages)
 
 
 def sweep(ledger: LedgerStore, post: Post, *, age: float = AGE) -> int:
@@ -64,12 +70,14 @@ def sweep(ledger: LedgerStore, post: Post, *, age: float = AGE) -> int:
 
     Raises ``StoreUnavailableError`` when the database does not answer.
     """
-    messages = ledger.outbox_take(age)
-    return _publish(ledger, post, messages) if messages else 0
+    return publish(ledger, post, ledger.outbox_take(age))
 
 
-def _publish(ledger: LedgerStore, post: Post, messages: list[OutboxMessage]) -> int:
+def publish(ledger: LedgerStore, post: Post, messages: Sequence[OutboxMessage]) -> int:
+    """Publish and confirm; returns how many.  Never raises: what cannot be published now is swept later."""
     published = [message.task_id for message in messages if _published(post, message)]
+    if not published:
+        return 0
     try:
         ledger.outbox_confirm(published)
     except StoreUnavailableError as error:  # then it is published again, under the same ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from celery.canvas import Signature, chord, group
@@ -27,7 +28,8 @@ class CeleryPost:
             raise GrantError(f"grant.send() takes a signature such as task.s(...), not {signature!r:.100}")
         packed = signature.clone()
         for place, first in enumerate(_first_steps(packed)):
-            _name_delivery(first, f"{delivery}{place}", task_id)
+            # Two first steps with the same key are two calls.
+            _name_delivery(first, f"{delivery}{place}", f"{task_id}.{place}" if place else task_id)
         try:
             return str(json.dumps({"message": dict(packed)}))  # type: ignore[no-untyped-call]
         except (TypeError, ValueError) as error:
@@ -60,8 +62,7 @@ def _all_first(signatures: Any) -> Iterator[Any]:
 
 
 def _name_delivery(signature: Any, delivery: str, run: str) -> None:
-    headers = {
-        **(signature.options.get("headers") or {}),
-        HEADER: Header(delivery=delivery, run=run, packed=True).dump(),
-    }
-    signature.set(headers=headers)
+    headers = signature.options.get("headers") or {}
+    header = Header.parse(headers.get(HEADER)) or Header()
+    named = replace(header, delivery=delivery, run=header.run or run, packed=True)
+    signature.set(headers={**headers, HEADER: named.dump()})

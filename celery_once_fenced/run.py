@@ -117,8 +117,8 @@ class Execution:
     control: Callable[[BaseException], Control]
     stored_success: Callable[[str], tuple[bool | None, object]]
     """Whether a task id succeeded, and with what; None where its result may still come."""
-    message: Callable[[], str] = str
-    """This message as text, so that an entry in doubt can be run again (L14)."""
+    message: Callable[[], str | None] = lambda: None
+    """This message as text, so that an entry in doubt can be run again (L14); None where JSON cannot hold it."""
 
     @property
     def digest(self) -> str:

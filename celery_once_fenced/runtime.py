@@ -87,6 +87,9 @@ def current() -> Runtime:
 class Runtime:
     """Settings, stores, admission and guard of one app in one process."""
 
+    outbox_age = outbox.AGE
+    """Seconds after which a message that nobody confirmed is published by a sweep, and between two sweeps."""
+
     def __init__(self, app: Any) -> None:
         start_logging()
         self._app = weakref.ref(app)
@@ -177,7 +180,7 @@ class Runtime:
         if self.ledger is None:
             return
         try:
-            outbox.sweep(self.ledger, self.post)
+            outbox.sweep(self.ledger, self.post, age=self.outbox_age)
         except StoreUnavailableError as error:
             emit("store.failed", operation="sweep", key="", why=str(error))
 

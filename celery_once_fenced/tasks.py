@@ -16,7 +16,7 @@ from celery.app.task import Task
 from celery.exceptions import Reject
 from celery.result import AsyncResult
 
-from celery_once_fenced import worker
+from celery_once_fenced import signals, worker  # noqa: F401  # the import connects the signals
 from celery_once_fenced.blueprint import Blueprint
 from celery_once_fenced.calls import CallPlan
 from celery_once_fenced.config import policy_for

@@ -425,6 +425,8 @@ class Resolved:
 
     done: bool
     message: str | None = None
+    task_id: str | None = None
+    """The message is in the outbox, under this task id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,6 +526,10 @@ class LedgerStore(Protocol):
     def resolve(self, ask: Resolution) -> Resolved: ...
     def forget(self, digest: bytes, reason: str, actor: str = "") -> bool:
         """Let a key that is not running run again from the start.  False where there is nothing to forget."""
+        ...
+
+    def outbox_mine(self, task_ids: Sequence[str]) -> list[OutboxMessage]:
+        """Those of one's own messages that were committed, before anybody sweeps them."""
         ...
 
     def outbox_confirm(self, task_ids: Sequence[str]) -> None: ...

@@ -77,7 +77,7 @@ select verdict, downstream_key, effect_holder as holder, result, error
 """
 _EFFECT_FINISH = "select once_fenced_effect_finish_v1(%s::bytea, %s, %s, %s, %s, %s) as done"
 _LOOK = "select * from once_fenced_ledger where key_digest = %s::bytea"
-_FIND = "select key_digest from once_fenced_ledger where key = %s order by created_at desc limit 1"
+_FIND = "select key_digest from once_fenced_ledger where key = %s order by state = 'in_doubt' desc, created_at desc limit 1"
 _FENCES = """
 select resource, token, holder, key_digest as digest, task_id, task_name as task, key, worker,
        extract(epoch from acquired_at)::float8 as since,
@@ -91,6 +91,7 @@ _ACQUIRE = "select token, coalesce(wait, 0) as wait from once_fenced_acquire_v1(
 _FREE = "select once_fenced_free_v1(%s, %s::bigint, %s) as done"
 _RESOLVE = "select * from once_fenced_resolve_v1(%s::bytea, %s, %s, %s, %s::float8, %s, %s)"
 _FORGET = "select once_fenced_forget_v1(%s::bytea, %s, %s) as done"
+_MINE = "select * from once_fenced_outbox_mine_v1(%s::text[])"
 _CONFIRM = "select once_fenced_outbox_confirm_v1(%s::text[]) as confirmed"
 _TAKE = "select * from once_fenced_outbox_take_v1(%s::float8, %s::int)"
 _PRUNE = "select * from once_fenced_prune_v1(%s::float8, %s::int)"
@@ -173,7 +174,7 @@ class PostgresLedgerStore:
         return found[0] if found else None
 
     def find(self, key: str) -> bytes | None:
-        """The digest of the newest entry with this readable key, or None."""
+        """The digest of the newest entry with this readable key, one in doubt first, or None."""
         found = self._claims.ask(_FIND, (key,))
         return bytes(found[0]["key_digest"]) if found else None
 
@@ -206,6 +207,10 @@ class PostgresLedgerStore:
     def forget(self, digest: bytes, reason: str, actor: str = "") -> bool:
         """See ``forget_v1.sql``."""
         return bool(self._claims.ask(_FORGET, (digest, actor, reason))[0]["done"])
+
+    def outbox_mine(self, task_ids: Sequence[str]) -> list[OutboxMessage]:
+        """See ``outbox_v1.sql``."""
+        return [OutboxMessage(**row) for row in self._claims.ask(_MINE, (list(task_ids),))]
 
     def outbox_confirm(self, task_ids: Sequence[str]) -> None:
         """See ``outbox_v1.sql``."""

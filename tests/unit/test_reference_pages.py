@@ -185,6 +185,7 @@ def test_every_field_of_the_header_is_documented() -> None:
         republished=1,
         answer_from="t",
         bypass=True,
+        packed=True,
         once_key="k",
     )
     assert documented("keys-and-tables.md", "The message header") == set(full.dump())

@@ -8,7 +8,8 @@
 --   in_doubt      an effect was started and nobody knows how it ended
 --   exhausted     taken over too often: parked as failed (L1)
 --
--- Answers that stand in the ledger take no lock and write nothing.  All others hold fence, then ledger (C7).
+-- Answers that stand in the ledger take no lock and write nothing (but the message of an entry in doubt that has none,
+-- so that it can run again: L14).  All others hold fence, then ledger (C7).
 -- Claiming again as the same holder (the reply was lost) is granted again: higher token (C1), same attempt.
 -- A running entry of another holder whose fence is free or lapsed is taken over: attempt + 1, takeovers + 1.  The old
 -- holder is evicted, and what it still sends finds a higher token.  Its effects of unknown outcome are decided here
@@ -77,6 +78,10 @@ begin
     attempt := l.attempt;
     takeovers := l.takeovers;
     task_id := l.task_id;
+    if verdict = 'in_doubt' and l.message is null and p_message is not null then
+      update once_fenced_ledger set message = p_message, task_id = p_task_id
+       where key_digest = p_digest and state = 'in_doubt' and message is null;
+    end if;
     if verdict = 'completed' then token := l.token; result := l.result; omitted := l.result_omitted; end if;
     if verdict in ('failed_final', 'exhausted') then error := l.error; end if;
     return;
@@ -116,6 +121,7 @@ begin
        set holder = p_holder, error = problem,
            state = case verdict when 'in_doubt' then 'in_doubt' else 'failed' end,
            message = case verdict when 'in_doubt' then p_message end,
+           task_id = case when verdict = 'in_doubt' and p_message is not null then p_task_id else task_id end,
            finished_at = case when verdict <> 'in_doubt' then clock_timestamp() end,
            retain_until = case when verdict <> 'in_doubt' then clock_timestamp() + make_interval(secs => p_retention) end
      where key_digest = p_digest;

@@ -1,6 +1,8 @@
 -- Outbox: messages that are published if and only if the body that wrote them commits (L9).
 --
 --   put      in the body's transaction; the message is there when that commits, and only then
+--   mine     after the COMMIT: which of a worker's own messages there are.  They are its own for a while (see take), also
+--            where the transaction took long after put.  One that a sweep has taken already is left to that
 --   confirm  after the message was published
 --   take     rows that were committed and not confirmed p_age seconds ago, or taken and not confirmed since: their
 --            worker died between COMMIT and confirm.  Taken rows are the caller's for p_age seconds; rows another
@@ -9,6 +11,16 @@ create or replace function once_fenced_outbox_put_v1(p_digest bytea, p_task_id t
 language sql set search_path from current as $$
   insert into once_fenced_outbox (key_digest, task_id, message) values (p_digest, p_task_id, p_message)
 $$;
+
+create or replace function once_fenced_outbox_mine_v1(p_task_ids text[])
+returns table (task_id text, message text) language plpgsql set search_path from current as $$
+#variable_conflict use_column
+begin
+  return query
+  update once_fenced_outbox o set taken_at = clock_timestamp()
+   where o.task_id = any (p_task_ids) and o.confirmed_at is null and o.taken_at is null
+  returning o.task_id, o.message;
+end $$;
 
 create or replace function once_fenced_outbox_confirm_v1(p_task_ids text[]) returns integer
 language plpgsql set search_path from current as $$

@@ -4,12 +4,14 @@
 -- false where it is in doubt no more, and then changes nothing.
 --
 -- retryable releases its effects of unknown outcome: the next attempt calls again, with the same downstream key, so
--- that the provider can recognise the call.  The stored message is handed back, to be published (L14).
+-- that the provider can recognise the call.  The stored message goes into the outbox, taken by the caller, who publishes
+-- it now; should that fail, a sweep does (L9, L14).
 -- A late receipt of the old holder still counts for a released effect (L4).  Who and why go into the event table.
 create or replace function once_fenced_resolve_v1(
   p_digest bytea, p_state text, p_result text, p_error text, p_retention double precision, p_actor text, p_reason text,
-  out done boolean, out message text
+  out done boolean, out message text, out task_id text
 ) language plpgsql set search_path from current as $$
+#variable_conflict use_column
 declare
   l once_fenced_ledger;
 begin
@@ -24,6 +26,11 @@ begin
    where key_digest = p_digest;
   if p_state = 'retryable' then
     message := l.message;
+    task_id := l.task_id;
+    if l.message is not null then
+      insert into once_fenced_outbox (key_digest, task_id, message, taken_at)
+      values (p_digest, l.task_id, l.message, clock_timestamp());
+    end if;
     update once_fenced_effect set state = 'released' where key_digest = p_digest and state = 'started';
   end if;
   insert into once_fenced_event (kind, resource, key_digest, task_name, task_id, token, old_holder, actor, detail)

@@ -41,6 +41,7 @@ drop function if exists
   once_fenced_acquire_v1,
   once_fenced_outbox_take_v1,
   once_fenced_outbox_confirm_v1,
+  once_fenced_outbox_mine_v1,
   once_fenced_outbox_put_v1,
   once_fenced_forget_v1,
   once_fenced_resolve_v1,
