@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 from celery import Task, signals
 
-from celery_once_fenced import SingletonTask, worker
+from celery_once_fenced import SingletonTask
 from celery_once_fenced.admission import Admission, Call, Permit
 from celery_once_fenced.guard import Guard
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.run import Aside, Drop, Execution
 from celery_once_fenced.runtime import Runtime
+from celery_once_fenced.signals import _settle
 from celery_once_fenced.stores import End, Enqueue, Enqueued, Settle, Started
 from celery_once_fenced.stores.redis import RedisLeaseStore
 
@@ -177,7 +178,7 @@ class SettlesWithoutState(Broken):
     abstract = True
 
     def after_postrun(self, request: Any) -> None:
-        worker._settle(self, request.once_passage.header)
+        _settle(self, request.once_passage.header)
 
 
 # --- calling (2, 5, 10, 12, 40) ---------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from celery_once_fenced import (
     KeyDerivationError,
     Once,
     SingletonTask,
+    delivery,
     worker,
 )
 from celery_once_fenced.grant import Grant, granted
@@ -526,18 +527,18 @@ def message(**fields: Any) -> Context:
 
 
 def test_message_sent_by_name_may_bypass_the_efficiency_tier(app: Celery) -> None:
-    assert worker._execution(declared(app), message(once_fenced={"bypass": True}), (1,), {}) is None
+    assert delivery.execution_of(declared(app), message(once_fenced={"bypass": True}), (1,), {}) is None
 
 
 def test_message_sent_by_name_cannot_bypass_the_correctness_tier(fenced_app: Celery) -> None:
     task = declared(fenced_app, Once(replay_for=60), base=FencedTask)
-    execution = worker._execution(task, message(once_fenced={"bypass": True}), (1,), {})
+    execution = delivery.execution_of(task, message(once_fenced={"bypass": True}), (1,), {})
     assert execution is not None
     assert execution.key == task.blueprint.recipe.derive((1,), {})
 
 
 def test_message_without_header_is_known_by_task_id_retries_and_nesting(app: Celery) -> None:
-    execution = worker._execution(declared(app), message(retries=2), (1,), {})
+    execution = delivery.execution_of(declared(app), message(retries=2), (1,), {})
     assert execution is not None
     assert (execution.delivery, execution.run, execution.seen_before) == ("t1.2.0", "t1", True)
 
