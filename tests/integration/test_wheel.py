@@ -6,6 +6,7 @@ An editable install puts the repository's root on the path, so a data file that 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shutil
 import subprocess
 import sys
@@ -133,3 +134,49 @@ def test_bare_environment_is_bare(bare_python: Path, tmp_path: Path, missing: st
 def test_core_imports_from_the_wheel_alone(bare_python: Path, tmp_path: Path) -> None:
     code = "import celery_once_fenced as c; print(c.__file__); c.SingletonTask; c.FencedTask"
     assert run_elsewhere(bare_python, code, tmp_path).startswith(str(bare_python.parents[1]))
+
+
+BARE_APP = """
+import os, time
+from celery import Celery
+from celery_once_fenced import SingletonTask
+
+app = Celery("bare", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
+app.conf.once_fenced = {"redis_url": os.environ["BROKER"], "namespace": os.environ["NAMESPACE"]}
+app.conf.broker_transport_options = {"global_keyprefix": os.environ["NAMESPACE"]}
+app.conf.result_backend_transport_options = {"global_keyprefix": os.environ["NAMESPACE"]}
+app.conf.broker_connection_retry_on_startup = True
+
+
+@app.task(base=SingletonTask)
+def add(a, b):
+    time.sleep(0.5)  # long enough for the second call
+    return a + b
+"""
+
+BARE_CALLS = """
+import bare
+results = [bare.add.delay(1, b) for b in (2, 2, 3)]
+print([result.outcome.status for result in results], [result.get(timeout=20) for result in results])
+try:
+    import celery_once_fenced.stores.postgres
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+
+
+def test_efficiency_tier_works_in_the_bare_environment(
+    bare_python: Path, tmp_path: Path, redis_url: str, namespace: str
+) -> None:
+    (tmp_path / "bare.py").write_text(BARE_APP)
+    own = {"BROKER": redis_url, "BACKEND": redis_url, "NAMESPACE": namespace, "PATH": os.defpath}
+    options = {"cwd": tmp_path, "env": own, "text": True}
+    worker = [str(bare_python), "-m", "celery", "-A", "bare", "worker", "-c", "2", "--without-mingle"]
+    with subprocess.Popen(worker, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as running:
+        try:
+            done = subprocess.run(
+                [str(bare_python), "-c", BARE_CALLS], capture_output=True, check=True, timeout=60, **options
+            )
+        finally:
+            running.terminate()
+    assert done.stdout.splitlines() == ["['enqueued', 'duplicate', 'enqueued'] [3, 3, 4]", "psycopg"]
