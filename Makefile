@@ -7,17 +7,23 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
 # Processes that run test files side by side, each with servers of its own.
 JOBS ?= 2
+# How long `make chaos` breaks things, and the seed of a run to be repeated.
+SECONDS ?= 600
+SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo admin test test-all debian lint format bench matrix docs wheel requirements clean
+.PHONY: help demo demo-load admin chaos test test-all debian lint format bench matrix docs wheel requirements clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo ## Run the main job on real servers and workers, told as it happens (a minute)
+demo: $(VENV)/.demo ## Run the main job on real servers and workers, told as it happens (two minutes)
 	$(BIN)/python -m example_project.demo
 
-admin: $(VENV)/.demo ## The same, then leave it running with the admin at a printed address
+demo-load: $(VENV)/.demo ## Only its last act: a load, faults, and a table of what came of it (a minute)
+	$(BIN)/python -m example_project.load
+
+admin: $(VENV)/.demo ## The demo without the load, then leave it running with the admin at a printed address
 	$(BIN)/python -m example_project.demo --admin
 
 test: $(VENV)/.dev ## Run the tests that need nothing but the wheels
@@ -25,6 +31,9 @@ test: $(VENV)/.dev ## Run the tests that need nothing but the wheels
 
 test-all: debian $(VENV)/.dev ## Run all tests; installs Debian packages first if they are missing (as root)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+chaos: $(VENV)/.dev ## Break workers and servers at random, e.g. make chaos SECONDS=600 SEED=1
+	CHAOS_SECONDS=$(SECONDS) CHAOS_SEED=$(SEED) $(BIN)/python -m pytest tests/chaos -s $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types, layers and migrations
 	$(BIN)/ruff check .

@@ -9,53 +9,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
 import secrets
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import django
-
-from example_project.servers import POSTGRES_VARIABLE, REDIS_VARIABLE, servers, wait_until
+from example_project.load import the_load
+from example_project.story import LEASE, VISIBILITY_TIMEOUT, Story, stage, until
 from example_project.workers import CeleryWorker
 
 APP = "example_project.demo_worker"
 ACCOUNT = 7
-LEASE = 3
-VISIBILITY_TIMEOUT = 5
 ADMIN_PORT = 8000
-ENVIRONMENT = {
-    "DJANGO_SETTINGS_MODULE": "example_project.settings",
-    "SHOP_LEASE": str(LEASE),
-    "SHOP_VISIBILITY_TIMEOUT": str(VISIBILITY_TIMEOUT),
-}
-
-
-class Story:
-    """Tells what happens, with the time, and keeps what was not as promised."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self.broken: list[str] = []
-
-    def title(self, text: str) -> None:
-        print(f"\n── {text} {'─' * max(0, 100 - len(text))}", flush=True)
-
-    def tell(self, text: str) -> None:
-        print(f"{time.monotonic() - self._began:6.1f} s  {text}", flush=True)
-
-    def promise(self, text: str, kept: bool) -> None:
-        """Tell a promise and whether it was kept."""
-        self.tell(f"{'✔' if kept else '✘ NOT AS PROMISED:'} {text}")
-        if not kept:
-            self.broken.append(text)
 
 
 def worker(name: str, *, pause: str = "", seconds: float = 0.5) -> CeleryWorker:
@@ -67,7 +35,7 @@ def worker(name: str, *, pause: str = "", seconds: float = 0.5) -> CeleryWorker:
 
 
 def until_paused(paused: CeleryWorker) -> None:
-    _until(
+    until(
         lambda: "demo: paused" in paused.log(), 30, f"worker {paused.node} did not reach the place to stop at"
     )
 
@@ -124,7 +92,7 @@ def the_freeze(story: Story) -> None:
             f"its lease is {LEASE} s; the broker delivers the message again after {VISIBILITY_TIMEOUT} s"
         )
         with worker("B"):
-            _until(lambda: _token() > first, 40, "worker B did not take over")
+            until(lambda: _token() > first, 40, "worker B did not take over")
             value = result.get(timeout=30)
             event = _takeover()
             story.tell(
@@ -135,7 +103,7 @@ def the_freeze(story: Story) -> None:
             story.promise("balance 90 while A is still frozen", _balance() == 90 and value == 90)
             a.resume()
             story.tell("worker A wakes (SIGCONT) and tries to commit")
-            _until(lambda: "fence.rejected" in a.log(), 20, "worker A was not refused")
+            until(lambda: "fence.rejected" in a.log(), 20, "worker A was not refused")
             story.tell(f"worker A: {_refusal(a.log())}")
             story.promise("refused by Postgres, balance still 90", _balance() == 90)
             story.promise("the result is B's", result.get(timeout=5) == 90 and result.state == "SUCCESS")
@@ -169,7 +137,7 @@ def the_plain_lock(story: Story) -> None:
             )
             a.resume()
             story.tell("worker A wakes (SIGCONT) and commits; then B commits too")
-            _until(lambda: Entry.objects.filter(number=71).count() == 2, 20, "the second copy did not commit")
+            until(lambda: Entry.objects.filter(number=71).count() == 2, 20, "the second copy did not commit")
             result.get(timeout=10)
             story.promise("balance 80: the entry was posted twice", _balance() == 80)
 
@@ -204,51 +172,27 @@ def _refusal(log: str) -> str:
     )
 
 
-def _until(condition: Callable[[], bool], seconds: float, problem: str) -> None:
-    wait_until(condition, seconds, lambda: TimeoutError(f"{problem} within {seconds:g} s"))
-
-
 # --- the stage --------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--no-load", action="store_true", help="leave the load out, half of the time")
     arguments.add_argument(
-        "--admin", action="store_true", help="leave it running, with the admin, until Ctrl-C"
+        "--admin", action="store_true", help="no load; leave it running, with the admin, until Ctrl-C"
     )
     options = arguments.parse_args()
     story = Story()
-    with servers() as running, tempfile.TemporaryDirectory() as directory:
-        name = f"shop_demo_{secrets.token_hex(4)}"
-        os.environ |= {
-            **ENVIRONMENT,
-            REDIS_VARIABLE: running.redis_url,
-            POSTGRES_VARIABLE: running.create_database(name),
-        }
-        try:
-            _play(story, Path(directory))
-            if options.admin:
-                _serve_admin()
-        finally:
-            _close()
-            running.drop_database(name)
-    if story.broken:
-        print(f"\n{len(story.broken)} not as promised: {'; '.join(story.broken)}")
-    return 1 if story.broken else 0
-
-
-def _play(story: Story, directory: Path) -> None:
-    from django.core.management import call_command
-
-    story.title("Valkey and PostgreSQL, from wheels")
-    django.setup()
-    import_module("example_project.celery_app")
-    call_command("migrate", verbosity=0)
-    story.tell("servers are up, the shop's tables and the plugin's are migrated")
-    the_rush(story, directory)
-    the_freeze(story)
-    the_plain_lock(story)
-    story.title("as promised" if not story.broken else "NOT as promised")
+    with stage(story) as running, tempfile.TemporaryDirectory() as directory:
+        the_rush(story, Path(directory))
+        the_freeze(story)
+        the_plain_lock(story)
+        if not (options.no_load or options.admin):
+            the_load(story, running, Path(directory))
+        code = story.end()
+        if options.admin:
+            _serve_admin()
+    return code
 
 
 def _serve_admin() -> None:
@@ -263,16 +207,6 @@ def _serve_admin() -> None:
     )
     with contextlib.suppress(KeyboardInterrupt):
         call_command("runserver", f"127.0.0.1:{ADMIN_PORT}", use_reloader=False)
-
-
-def _close() -> None:
-    from django.db import connections
-
-    from celery_once_fenced import runtime
-
-    connections.close_all()
-    with contextlib.suppress(Exception):
-        runtime.current().close()
 
 
 if __name__ == "__main__":

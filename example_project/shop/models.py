@@ -28,6 +28,19 @@ class Entry(models.Model):
         return f"{self.number}: {self.amount}"
 
 
+class Order(models.Model):
+    """Something an account pays for through a gateway."""
+
+    account = models.ForeignKey(Account, on_delete=models.CASCADE, related_name="orders")
+    amount = models.IntegerField()
+    status = models.CharField(max_length=20, default="open")
+    receipt = models.CharField(max_length=100, blank=True, help_text="The gateway's, of the charge.")
+    receipts_sent = models.IntegerField(default=0, help_text="How often the customer was sent it.")
+
+    def __str__(self) -> str:
+        return f"{self.pk}: {self.status}"
+
+
 class Product(models.Model):
     name = models.CharField(max_length=100)
     price = models.IntegerField()

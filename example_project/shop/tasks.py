@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 from celery import shared_task
 from django.db.models import F, Sum
 from django.utils import timezone
 
 from celery_once_fenced import FencedTask, Once, SingletonTask
-from example_project.shop.models import Account, Catalogue, Entry, Feed, Product, Total
+from example_project.shop import gateway
+from example_project.shop.models import Account, Catalogue, Entry, Feed, Order, Product, Total
 
 
 @shared_task(
@@ -16,6 +19,33 @@ def post_entry(entry_id: int, account_id: int, amount: int) -> int:
     Account.objects.filter(pk=account_id).update(balance=F("balance") - amount)
     Entry.objects.create(number=entry_id, account_id=account_id, amount=amount)
     return Account.objects.get(pk=account_id).balance
+
+
+@shared_task(
+    bind=True,
+    base=FencedTask,
+    once=Once(
+        key="charge:{order_id}",
+        resource="account:{account_id}",
+        replay_for="30d",
+        atomic=False,
+        on_unknown="rerun",  # the gateway knows a repetition by its key
+    ),
+)
+def charge(self: Any, order_id: int, account_id: int, amount: int) -> str:
+    """Have the gateway charge an order, then mark it as paid.  Run twice, the customer would pay twice."""
+    receipt = self.grant.effect("gateway", lambda key: gateway.charge(order_id, amount, idempotency_key=key))
+    with self.grant.atomic():
+        Order.objects.filter(pk=order_id).update(status="paid", receipt=receipt["id"])
+        Account.objects.filter(pk=account_id).update(balance=F("balance") - amount)
+        self.grant.send(send_receipt.s(order_id))
+    return str(receipt["id"])
+
+
+@shared_task(base=FencedTask, once=Once(key="receipt:{order_id}", replay_for="30d"))
+def send_receipt(order_id: int) -> None:
+    """Note that the customer was sent the receipt."""
+    Order.objects.filter(pk=order_id).update(receipts_sent=F("receipts_sent") + 1)
 
 
 @shared_task(base=SingletonTask)
