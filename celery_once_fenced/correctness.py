@@ -52,6 +52,9 @@ from celery_once_fenced.stores import (
 
 __all__ = ["Correctness"]
 
+UNKNOWN = '"celery_once_fenced.errors.OutcomeUnknownError"'
+"""How the ledger names the error of a key that ended by ``on_unknown="fail"``."""
+
 
 class Correctness:
     """Runs bodies under a fence.  ``codec`` encodes results as ASCII JSON and back (L6), ``post`` publishes (L9)."""
@@ -280,4 +283,6 @@ def _refusal(ex: Execution, claimed: Claimed) -> BaseException:
         return InDoubtError(ex.key.text, claimed.effect or "", claimed.since or "")
     if claimed.verdict == "exhausted":
         return ExhaustedError(ex.key.text, claimed.takeovers)
+    if claimed.effect is not None and UNKNOWN in (claimed.error or ""):
+        return OutcomeUnknownError(ex.key.text, claimed.effect)
     return decode_error(claimed.error, key=ex.key.text, known=ex.policy.final_errors)
