@@ -12,6 +12,7 @@ In both the block is left through complete, and what it wrote, the ledger's ``su
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -201,7 +202,7 @@ class Attempt:
 
 def _refuse_writes(name: str, execute: Callable[..., Any], sql: Any, *rest: Any) -> Any:
     """Around each statement that the function of an effect sends through Django's connection of the body (L13)."""
-    if str(sql).lstrip("( \n").partition(" ")[0].upper() in WRITES:
+    if re.split(r"\W", str(sql).lstrip("( \n\t"), maxsplit=1)[0].upper() in WRITES:
         raise GrantError(
             f"effect {name!r} writes in the body's transaction: rolled back, the effect would still count as done; "
             "write before or after the call of grant.effect()"

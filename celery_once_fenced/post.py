@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserList
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -26,22 +27,34 @@ class CeleryPost:
         """As ASCII JSON.  Raises ``GrantError`` for what is no signature, or has arguments that JSON cannot hold."""
         if not isinstance(signature, Signature):
             raise GrantError(f"grant.send() takes a signature such as task.s(...), not {signature!r:.100}")
-        packed = signature.clone()
+        packed = self._copied(signature)
         for place, first in enumerate(_first_steps(packed)):
             # Two first steps with the same key are two calls.
             _name_delivery(first, f"{delivery}{place}", f"{task_id}.{place}" if place else task_id)
+        return str(json.dumps({"message": dict(packed)}))  # type: ignore[no-untyped-call]
+
+    def _copied(self, signature: Signature) -> Any:
+        """As it will be read back.  ``clone()`` would leave the tasks of a group the caller's own."""
         try:
-            return str(json.dumps({"message": dict(packed)}))  # type: ignore[no-untyped-call]
+            text = json.dumps(_listed(signature))  # type: ignore[no-untyped-call]
         except (TypeError, ValueError) as error:
             raise GrantError(
                 f"grant.send() stores the message as JSON, which its arguments do not allow: {error}"
             ) from error
+        return self._app.signature(json.loads(text))  # type: ignore[no-untyped-call]
 
     def publish(self, task_id: str, message: str) -> None:
         """Under ``task_id``; "" = the one the signature had."""
         packed = json.loads(message)["message"]  # type: ignore[no-untyped-call]
         signature = self._app.signature(packed)
         signature.apply_async(task_id=task_id or signature.options.get("task_id"))
+
+
+def _listed(value: Any) -> Any:
+    """A generator of signatures, which Celery keeps in a group as it is, as a list."""
+    if isinstance(value, dict):
+        return {name: _listed(one) for name, one in value.items()}
+    return [_listed(one) for one in value] if isinstance(value, list | tuple | UserList) else value
 
 
 def _first_steps(signature: Any) -> Iterator[Any]:

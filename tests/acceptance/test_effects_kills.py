@@ -133,6 +133,6 @@ def is_in_doubt(charge: Charge, requests: int) -> None:
 
 
 def test_a_mark_that_goes_away_by_itself_is_caught(naive: Charge) -> None:
-    eventually(lambda: naive.result.ready(), WITHIN, "the end of the naive charge")
+    eventually(naive.result.ready, WITHIN, "the end of the naive charge")
     with pytest.raises(AssertionError, match="charged 2 times"):
         charged_once(naive)
