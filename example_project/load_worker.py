@@ -13,6 +13,10 @@ from example_project.celery_app import app
 
 __all__ = ["app", "charge_bare", "charge_efficient"]
 
+# Workers take turns at looking for messages that nobody has acknowledged.  One that is frozen while it is its turn keeps
+# the others from it for kombu's five minutes.
+app.conf.broker_transport_options |= {"unacked_mutex_expire": 2}
+
 
 @app.task(
     base=SingletonTask,
