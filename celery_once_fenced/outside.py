@@ -131,13 +131,14 @@ def fence(resource: str, ttl: Duration = 60.0, wait: Duration = 0.0) -> Iterator
     Raises:
         BusyError: held by another for longer than ``wait``.
         ConfigError: no duration, a ``ttl`` too short to be renewed, or no database in the settings.
+        KeyDerivationError: ``resource`` is no text that Postgres can hold.
         StoreUnavailableError: Postgres does not answer.
     """
     here = runtime.current()
     if here.ledger is None or here.database is None:
         raise ConfigError("fence() needs a database: name one in the setting once_fenced")
     seconds = lease_seconds("ttl", ttl)
-    ask = Acquire(check_resource(resource), new_id(), "fence", node(), seconds)
+    ask = Acquire(check_resource(resource, task="fence()"), new_id(), "fence", node(), seconds)
     sent, token = _take(here.ledger, ask, parse_duration(wait, option="wait"), here.fence_keeper.clock)
     held = Held(Operation(b"", resource, "fence", "fence", "", None, resource), ask.holder, token, 1)
     kept = here.fence_keeper.granted(held, seconds, sent=sent, max_hold=None)
@@ -161,12 +162,21 @@ class _Fenced:
     def __init__(self, database: Database, held: Held) -> None:
         self._database = database
         self._held = held
+        self._open = False
 
     @contextmanager
     def atomic(self) -> Iterator[Any]:
-        with self._database.transaction(self._held) as transaction:
-            yield transaction.connection
-            transaction.check(self._held)
+        if self._open:
+            raise GrantError(
+                "grant.atomic() is opened inside another one of the same fence: one after the other"
+            )
+        self._open = True
+        try:
+            with self._database.transaction(self._held) as transaction:
+                yield transaction.connection
+                transaction.check(self._held)
+        finally:
+            self._open = False
 
     def effect(self, *_: object) -> object:
         raise GrantError("fence() has no ledger to record an effect in: use a FencedTask")
