@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_celery_once_fenced.fields import DigestField
 
-__all__ = ["Effect", "Epoch", "Event", "Fence", "HeldLock", "LedgerEntry", "Outbox"]
+__all__ = ["Effect", "Epoch", "Event", "Fence", "HeldLock", "InDoubt", "LedgerEntry", "Outbox"]
 
 READ_ONLY = ("view",)
 
@@ -230,3 +230,14 @@ class HeldLock(Fence):
         verbose_name = _("held lock")
         verbose_name_plural = _("held locks")
         default_permissions = READ_ONLY
+
+
+class InDoubt(LedgerEntry):
+    """What the admin page *In doubt* stands on: its permissions, its name, its address."""
+
+    class Meta:
+        proxy = True
+        verbose_name = _("key in doubt")
+        verbose_name_plural = _("keys in doubt")
+        default_permissions = READ_ONLY
+        permissions = (("resolve_indoubt", _("Can resolve what is in doubt")),)

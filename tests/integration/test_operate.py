@@ -45,6 +45,7 @@ def app(ledger: Ledger, redis_url: str, namespace: str, monkeypatch: pytest.Monk
         }
         app.task(name="shop.note", shared=False)(note)
         monkeypatch.setattr(runtime, "current", lambda: runtime_of(app))
+        app.control.purge()  # the broker in memory is the process's
         yield app
         runtime_of(app).close()
 

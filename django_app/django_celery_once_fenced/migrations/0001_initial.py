@@ -342,6 +342,20 @@ class Migration(migrations.Migration):
                     bases=("once_fenced.fence",),
                 ),
                 migrations.CreateModel(
+                    name="InDoubt",
+                    fields=[],
+                    options={
+                        "verbose_name": "key in doubt",
+                        "verbose_name_plural": "keys in doubt",
+                        "permissions": (("resolve_indoubt", "Can resolve what is in doubt"),),
+                        "proxy": True,
+                        "default_permissions": ("view",),
+                        "indexes": [],
+                        "constraints": [],
+                    },
+                    bases=("once_fenced.ledgerentry",),
+                ),
+                migrations.CreateModel(
                     name="Effect",
                     fields=[
                         (
