@@ -38,6 +38,7 @@ class Chaos:
         self.machinery = machinery
         self.random = random.Random(seed)
         self.calls: dict[Job, set[str]] = {}
+        self.published: set[Job] = set()
         self.faults: Counter[str] = Counter()
         self._frozen: ChaosWorker | None = None
         self._wake_at = 0.0
@@ -60,7 +61,9 @@ class Chaos:
         self._wake(at_once=True)
 
     def come_to_rest(self, is_over: Callable[[], bool]) -> None:
-        wait_until(lambda: self.machinery.waiting() == 0 and is_over(), DRAIN_SECONDS)
+        """Wait until no message is left and ``is_over``.  What is not over by then, the judges name."""
+        with suppress(TimeoutError):
+            wait_until(lambda: self.machinery.waiting() == 0 and is_over(), DRAIN_SECONDS)
 
     # --- the work ---------------------------------------------------------------------------------------------------------
 
@@ -82,6 +85,8 @@ class Chaos:
                 raise
         else:
             self.calls.setdefault(job, set()).add(result.id)
+            if job.task == PLAIN or result.outcome.status != "duplicate":
+                self.published.add(job)
 
     def call_again(self) -> list[Job]:
         """Call again what was lost on its way to a worker; returns it.

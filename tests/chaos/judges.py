@@ -61,10 +61,10 @@ class Evidence:
 
 def violations(jobs: Sequence[Job], found: Evidence) -> list[str]:
     """Everything that is not as promised of these jobs, in words."""
-    return [*_of_each(jobs, found), *_of_balances(jobs, found), *_of_tokens(jobs, found)]
+    return [*of_each(jobs, found), *of_balances(jobs, found), *of_tokens(jobs, found)]
 
 
-def _of_each(jobs: Sequence[Job], found: Evidence) -> Iterator[str]:
+def of_each(jobs: Sequence[Job], found: Evidence) -> Iterator[str]:
     keys: dict[int, set[str]] = {}
     for request in found.gateway.requests:
         keys.setdefault(request.order, set()).add(request.key)
@@ -82,7 +82,7 @@ def _of_each(jobs: Sequence[Job], found: Evidence) -> Iterator[str]:
             yield f"{job} came to the gateway under several keys"
 
 
-def _of_balances(jobs: Sequence[Job], found: Evidence) -> Iterator[str]:
+def of_balances(jobs: Sequence[Job], found: Evidence) -> Iterator[str]:
     amounts: Counter[int] = Counter()
     for job in jobs:
         amounts[job.account] += job.amount * (
@@ -93,7 +93,7 @@ def _of_balances(jobs: Sequence[Job], found: Evidence) -> Iterator[str]:
             yield f"account {account.pk} has {account.balance}, not {BALANCE - amounts[account.pk]}"
 
 
-def _of_tokens(jobs: Sequence[Job], found: Evidence) -> Iterator[str]:
+def of_tokens(jobs: Sequence[Job], found: Evidence) -> Iterator[str]:
     for account in {job.account for job in jobs if job.task != PLAIN}:
         for former, later in pairwise(found.tokens.get(account, [])):
             if later <= former:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +103,11 @@ class Machinery:
     def received(self, task_id: str) -> bool:
         """Whether a worker ever got a message of this task id from the broker."""
         return any(f"[{task_id}] received" in worker.log() for worker in self.workers)
+
+    def told(self, task_ids: Collection[str]) -> list[str]:
+        """What the workers told of some calls."""
+        lines = [f"{worker.node} {line}" for worker in self.workers for line in worker.log().splitlines()]
+        return [line for line in lines if any(task_id in line for task_id in task_ids)]
 
     @property
     def lost_replies(self) -> int:
