@@ -105,6 +105,11 @@ class Play:
         balance: int = post_entry.run(int(self.label, 16), self.account, AMOUNT)
         return balance
 
+    def insert(self) -> None:
+        """A write where there is no Django: through the connection that the grant hands over."""
+        row = (self.label, self.grant.token)
+        self.grant.connection.execute("insert into writes (resource, token) values (%s, %s)", row)
+
     def open(self) -> None:
         self.block.enter_context(self.grant.atomic())
 
@@ -307,17 +312,22 @@ def watch(app: Celery) -> None:
 
 
 def of_worker() -> Celery:
-    """The app in a worker process, whose Django project is the shop."""
-    import django
-
+    """The app in a worker process; its Django project, where the settings name its database, is the shop."""
     settings = json.loads(os.environ[SETTINGS])
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.acceptance.correctness_settings"
-    os.environ[POSTGRES_VARIABLE], os.environ[REDIS_VARIABLE] = settings[POSTGRES], settings[SETTING]["url"]
-    django.setup()
+    if POSTGRES in settings:
+        _set_up_django(settings)
     app = build(settings)
     runtime_of(app).outbox_age = SWEEP
     watch(app)
     return app
+
+
+def _set_up_django(settings: Mapping[str, Any]) -> None:
+    import django
+
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.acceptance.correctness_settings"
+    os.environ[POSTGRES_VARIABLE], os.environ[REDIS_VARIABLE] = settings[POSTGRES], settings[SETTING]["url"]
+    django.setup()
 
 
 def __getattr__(name: str) -> Any:

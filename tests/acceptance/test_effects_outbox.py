@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import pytest
+from django.db import transaction
 
-from django_celery_once_fenced.models import Outbox
+from django_celery_once_fenced.models import LedgerEntry, Outbox
 from example_project.servers import Servers
 from tests.acceptance.correctness_posting import has_one_effect
 from tests.acceptance.effects_site import EffectsSite
@@ -191,3 +192,27 @@ def test_canvas_that_is_published_twice_runs_its_guarded_first_steps_once(
 def test_two_first_steps_with_one_key_are_two_calls(site: EffectsSite) -> None:
     sender = Sender(site, "send pair {label}").is_over()
     eventually(lambda: sender.runs == 2, what="both of the pair")
+
+
+# --- without a worker -------------------------------------------------------------------------------------------------
+
+
+def test_direct_call_takes_its_steps_sends_on_commit_and_records_nothing(site: EffectsSite) -> None:
+    charge = site.prepared("hold_open", "")
+    label = f"{charge.label} sent"
+    with transaction.atomic():
+        charge.task(charge.label, charge.account, f"charge, open, post, send follow {label}, close")
+        assert site.stage.events(label) == []
+    eventually(lambda: site.stage.runs(label) == 1)
+    assert (len(charge.requests), charge.entries) == (1, 1)
+    assert LedgerEntry.objects.filter(key=charge.text).count() == 0
+
+
+def test_direct_call_that_is_rolled_back_sends_nothing(site: EffectsSite) -> None:
+    charge = site.prepared("hold", "")
+    label = f"{charge.label} sent"
+    with transaction.atomic():
+        charge.task(charge.label, charge.account, f"post, send follow {label}")
+        transaction.set_rollback(True)
+    eventually(site.idle)
+    assert (site.stage.events(label), charge.entries) == ([], 0)
