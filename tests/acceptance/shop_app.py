@@ -23,6 +23,7 @@ from celery_once_fenced import FencedTask, Once
 from example_project.servers import POSTGRES_VARIABLE, REDIS_VARIABLE
 from tests.acceptance.app import SETTINGS
 from tests.acceptance.correctness_orders import Orders, watch
+from tests.acceptance.redelivery import restore_every_second
 from tests.acceptance.stage import SETTING, Stage
 
 POSTGRES = "acceptance_postgres"
@@ -252,6 +253,7 @@ def of_worker() -> Celery:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.acceptance.correctness_settings"
     os.environ[POSTGRES_VARIABLE], os.environ[REDIS_VARIABLE] = settings[POSTGRES], settings[SETTING]["url"]
     django.setup()
+    restore_every_second()
     app = build(settings)
     watch(app)
     return app
