@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import redis
 
-from example_project.servers import wait_until
 from example_project.shop.models import Account
 from tests.chaos.chaos_app import LEASE, VISIBILITY_TIMEOUT
 from tests.chaos.judges import BALANCE, PLAIN, Job
@@ -23,10 +22,11 @@ from tests.chaos.machinery import ChaosWorker, Machinery
 
 BACKLOG = 12
 """Messages that wait at most: every job is to be at work when something breaks."""
-ACCOUNTS = 4
+ACCOUNTS = 2
 TASKS = ("chaos.charge", "chaos.charge", "chaos.post", "chaos.charge_or_hold", PLAIN)
 PACE = 0.05
 DRAIN_SECONDS = 90.0
+QUIET = 2.0
 GRACE = 60.0
 """Seconds after which a run that is over, but in which some fault has not hit, is given up."""
 
@@ -60,10 +60,14 @@ class Chaos:
             fault()
         self._wake(at_once=True)
 
-    def come_to_rest(self, is_over: Callable[[], bool]) -> None:
-        """Wait until no message is left and ``is_over``.  What is not over by then, the judges name."""
-        with suppress(TimeoutError):
-            wait_until(lambda: self.machinery.waiting() == 0 and is_over(), DRAIN_SECONDS)
+    def come_to_rest(self) -> None:
+        """Wait until no message has been left for a while.  What is not over by then, the judges name."""
+        quiet_since = time.monotonic()
+        end = quiet_since + DRAIN_SECONDS
+        while time.monotonic() < min(quiet_since + QUIET, end):
+            self._clock.wait(PACE)
+            if self.machinery.waiting():
+                quiet_since = time.monotonic()
 
     # --- the work ---------------------------------------------------------------------------------------------------------
 
@@ -88,13 +92,14 @@ class Chaos:
             if job.task == PLAIN or result.outcome.status != "duplicate":
                 self.published.add(job)
 
-    def call_again(self) -> list[Job]:
-        """Call again what was lost on its way to a worker; returns it.
+    def call_again(self, unfinished: Collection[int]) -> list[Job]:
+        """Call again which of these jobs the broker has lost on its way to a worker; returns them.
 
         The Redis transport keeps a message that it hands to a worker nowhere until the worker has noted it: killed in
         between, no worker will ever see it.  Such a call has no answer, and who made it makes it again.
         """
-        lost = [job for job, ids in self.calls.items() if not any(map(self.machinery.received, ids))]
+        jobs = [job for job in self.published if job.number in unfinished]
+        lost = [job for job in jobs if all(map(self.machinery.was_on_its_way, self.calls[job]))]
         self._flush()  # else they would be taken for calls that are still waiting in the queue
         for job in lost:
             self._call(job)
@@ -127,9 +132,10 @@ class Chaos:
             yield from kinds
 
     def _freeze(self) -> None:
-        """SIGSTOP a worker past its lease; what it works on comes to the other one."""
+        """SIGSTOP a worker past its lease, in a transaction; what it works on comes to the other one."""
         self._wake(at_once=True)
-        self._frozen = self.random.choice(self.machinery.workers)
+        found = self._go_on_until(self.machinery.in_a_transaction, 5)
+        self._frozen = found or self.random.choice(self.machinery.workers)
         self._frozen.pause()
         self._wake_at = time.monotonic() + LEASE + self.random.uniform(1, VISIBILITY_TIMEOUT + 1)
 

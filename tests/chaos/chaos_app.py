@@ -27,7 +27,7 @@ POSTGRES = "chaos_postgres"
 LEASE = 1.5
 VISIBILITY_TIMEOUT = 3.0
 """Seconds."""
-THINKING = 0.15
+THINKING = 0.2
 """Seconds at most that a body stays between its two writes."""
 JOURNAL = "create table chaos_write (number int, account_id bigint, amount int, token bigint)"
 LOCK = {"graceful": True, "timeout": 2, "keys": ["number"]}

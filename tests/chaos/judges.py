@@ -10,12 +10,13 @@ from itertools import pairwise
 import psycopg
 from django.db.models import Sum
 
-from django_celery_once_fenced.models import Effect, LedgerEntry
+from django_celery_once_fenced.models import LedgerEntry
 from example_project.gateway import GatewayLog
 from example_project.shop.models import Account
 
 BALANCE = 1_000_000
 PLAIN = "chaos.charge_under_plain_lock"
+TERMINAL = ("succeeded", "failed", "in_doubt")
 CHARGING = ("chaos.charge", "chaos.charge_or_hold", PLAIN)
 
 
@@ -72,7 +73,7 @@ def of_each(jobs: Sequence[Job], found: Evidence) -> Iterator[str]:
         state = "succeeded" if job.task == PLAIN else found.states.get(job.number, "lost")
         writes, charges = found.writes[job.number], found.gateway.charged[job.number]
         wanted = 1 if state == "succeeded" else 0
-        if state not in ("succeeded", "failed", "in_doubt"):
+        if state not in TERMINAL:
             yield f"{job} is neither finished nor in doubt: {state}"
         if writes != wanted:
             yield f"{job} ({state}) was written {writes} times"
@@ -100,12 +101,9 @@ def of_tokens(jobs: Sequence[Job], found: Evidence) -> Iterator[str]:
                 yield f"account {account}: a write under token {later} was committed after one under {former}"
 
 
-def at_rest() -> bool:
-    """No entry is under way, and no effect of a finished one."""
-    return not (
-        LedgerEntry.objects.filter(state__in=("running", "retryable")).exists()
-        or Effect.objects.filter(state="started", entry__state="succeeded").exists()
-    )
+def unfinished(jobs: Sequence[Job], found: Evidence) -> set[int]:
+    """The numbers of the jobs that are neither finished nor in doubt."""
+    return {job.number for job in jobs if found.states.get(job.number) not in TERMINAL}
 
 
 def takeovers() -> int:

@@ -23,6 +23,11 @@ from tests.chaos.cutting import CuttingProxy
 from tests.fixtures.django_project import database_at
 
 QUEUE = "chaos"
+OPEN_BODY = """
+    select f.worker from pg_stat_activity a join once_fenced_fence f on a.application_name = 'once_fenced:' || f.holder
+    where a.state = 'idle in transaction' limit 1
+"""
+LEFT = re.compile(r"execution\.(?:deferred|republished)|Task \S+ ignored")
 EVICTION = re.compile(r"once_fenced:\S+ FATAL:  terminating connection due to administrator command")
 REFUSED = re.compile(r"fence\.rejected .* then=(?:leave|replay|defer)")
 
@@ -100,19 +105,26 @@ class Machinery:
     def refused_commits(self) -> int:
         return sum(len(REFUSED.findall(worker.log())) for worker in self.workers)
 
-    def received(self, task_id: str) -> bool:
-        """Whether a worker ever got a message of this task id from the broker."""
-        return any(f"[{task_id}] received" in worker.log() for worker in self.workers)
-
     def told(self, task_ids: Collection[str]) -> list[str]:
-        """What the workers told of some calls."""
-        lines = [f"{worker.node} {line}" for worker in self.workers for line in worker.log().splitlines()]
-        return [line for line in lines if any(task_id in line for task_id in task_ids)]
+        """What the workers told of some calls, in order."""
+        lines = [f"{line} @{worker.node}" for worker in self.workers for line in worker.log().splitlines()]
+        return sorted(line for line in lines if any(task_id in line for task_id in task_ids))
+
+    def was_on_its_way(self, task_id: str) -> bool:
+        """Whether the last that is known of a call is that it was published, by its caller or by a deferral."""
+        told = self.told([task_id])
+        return not told or LEFT.search(told[-1]) is not None
 
     @property
     def lost_replies(self) -> int:
         """COMMITs whose reply was lost, and which the ledger says happened."""
         return sum(worker.log().count("commit.confirmed") for worker in self.workers)
+
+    def in_a_transaction(self) -> ChaosWorker | None:
+        """A worker that has a fenced body open."""
+        with psycopg.connect(self.postgres.url) as connection:
+            found = connection.execute(OPEN_BODY).fetchone()
+        return next((worker for worker in self.workers if found and worker.url == found[0]), None)
 
     def client_at(self, port: int) -> psutil.Process | None:
         """The child whose connection comes from a port."""
