@@ -39,7 +39,7 @@ from tests.acceptance.effects_gateway import DeclinedError, Gateway
 from tests.acceptance.shop_app import AMOUNT, LEASE, POSTGRES
 from tests.acceptance.stage import SETTING, Stage
 
-SWEEP = 1.0
+SWEEP = 2.0
 """Seconds between the sweeps of a test's worker, and the age of what they publish."""
 EVENT_POINTS = {
     "fence.acquired": "granted",
@@ -273,7 +273,7 @@ def build(settings: Mapping[str, Any]) -> Celery:
     add(base=Task, name="naive.charge", acks_late=True, reject_on_worker_lost=True)(naive_charge)
     add(base=FencedTask, name="good.follow", once=Once(**once))(follow)
     add(base=FencedTask, name="good.each", once=Once(**{**once, "replay_for": 0}))(follow)
-    add(base=SingletonTask, name="good.single", once=Once(key="{label}"))(follow)
+    add(base=SingletonTask, name="good.single", once=Once(key="{label}", lease=LEASE))(follow)
     add(base=Task, name="good.plain")(follow)
     return app
 

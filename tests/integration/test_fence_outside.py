@@ -259,8 +259,15 @@ def test_block_that_eviction_did_not_find_commits_nothing_either(ledger: Ledger,
     assert writes(ledger, resource) == []
 
 
-def test_holder_frozen_after_its_check_is_evicted(ledger: Ledger, resource: str) -> None:
-    """It has locked the fence row; nobody can renew it, and a claim does not wait for it."""
+def test_holder_frozen_after_its_check_is_evicted(
+    ledger: Ledger, runtime: Runtime, resource: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has locked the fence row and renews nothing; a claim does not wait for it."""
+
+    def silent(_: object) -> None:
+        raise StoreUnavailableError("postgres", "frozen")
+
+    monkeypatch.setattr(runtime.ledger, "renew", silent)
 
     def frozen(connection: Any) -> None:
         connection.execute(
