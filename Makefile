@@ -20,10 +20,10 @@ help: ## Show this list
 demo: $(VENV)/.demo ## Run the main job on real servers and workers, told as it happens (two minutes)
 	$(BIN)/python -m example_project.demo
 
-demo-load: $(VENV)/.demo ## Only its last act: a load, faults, and a table of what came of it (a minute)
+demo-load: $(VENV)/.demo ## Charge 200 orders while workers and servers fail, and count what came of it (a minute)
 	$(BIN)/python -m example_project.load
 
-admin: $(VENV)/.demo ## The demo without the load, then leave it running with the admin at a printed address
+admin: $(VENV)/.demo ## The demo, then leave it running with the admin at a printed address
 	$(BIN)/python -m example_project.demo --admin
 
 test: $(VENV)/.dev ## Run the tests that need nothing but the wheels

@@ -6,7 +6,9 @@ all the same and settled in the worker (E12); a hold whose call was revoked is n
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -48,11 +50,16 @@ class Permit:
         return self.status != "duplicate"
 
 
+MOST_UNCERTAIN = 1000
+"""Calls of an outage whose holds are withdrawn when Redis answers again; older ones end with their hold."""
+
+
 class Admission:
     """Admits calls to the broker.  One per app and process; safe in threads."""
 
     def __init__(self, leases: LeaseStore) -> None:
         self._leases = leases
+        self._uncertain: deque[tuple[str, str]] = deque(maxlen=MOST_UNCERTAIN)
 
     def admit(self, call: Call) -> Permit:
         """Take q for a call, or say who holds the key.
@@ -71,11 +78,20 @@ class Admission:
     def _enqueue(self, call: Call) -> Enqueued:
         hold = queued_hold(call.queue_hold, delay=call.delay, expires=call.expires)
         question = replace(call.question, hold=hold)
+        self._withdraw_uncertain()
         answer = self._leases.enqueue(question)
         if answer.by is not None and self._is_void(answer.by, call):
             self._leases.release(question.key.digest, "q", answer.by.holder)
             answer = self._leases.enqueue(question)
         return answer
+
+    def _withdraw_uncertain(self) -> None:
+        """A server that hung may still carry out what it was asked, when it wakes: then a hold stands for nothing (E2)."""
+        while self._uncertain:
+            digest, delivery = self._uncertain[0]
+            self._leases.release(digest, "q", delivery)
+            with suppress(IndexError):  # another thread was quicker
+                self._uncertain.popleft()
 
     def _is_void(self, by: Hold, call: Call) -> bool:
         # Only a delayed hold can outlive the revocation of its call by much, and only it has more than a hold left (E15).
@@ -98,6 +114,7 @@ class Admission:
         return Permit("duplicate", reason, by)
 
     def _unguarded(self, call: Call, error: StoreUnavailableError) -> Permit:
+        self._uncertain.append((call.question.key.digest, call.question.delivery))
         emit("call.unguarded", key=call.question.key.digest, task=call.question.task, why=str(error))
         if call.strict and not call.awaited:
             raise error

@@ -51,6 +51,8 @@ def once(context: click.Context) -> None:
     app = getattr(context.obj, "app", None)
     if app is not None:  # the one that `celery -A` names, not whichever was made last
         app.set_current()
+        # As a worker does: tasks are registered, and in a Django project Django is set up, which brings the database.
+        app.loader.import_default_modules()
 
 
 @once.command()
@@ -203,8 +205,12 @@ def _holders(explanation: operate.Explanation) -> Iterator[str]:
 def _rows() -> Iterator[dict[str, Any]]:
     here = runtime.current()
     yield from map(_hold_row, here.leases.holds())
-    if here.ledger is not None:
+    if here.ledger is None:
+        return
+    try:
         yield from map(_fence_row, here.ledger.fences())
+    except StoreUnavailableError as error:  # what Redis knows is worth showing all the same
+        click.echo(f"fences are not known: {error}", err=True)
 
 
 def _hold_row(hold: Hold) -> dict[str, Any]:

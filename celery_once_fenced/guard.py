@@ -147,7 +147,17 @@ class Guard:
         emit("execution.unguarded", key=ex.key.digest, task=ex.task, task_id=ex.task_id, why=str(error))
         if ex.policy.tier == "efficiency" and ex.policy.on_store_error == "raise":
             return back_off(ex, ex.policy.lease, "store_unavailable", self._jitter())
-        return self._work(ex, None, body)
+        try:
+            return self._work(ex, None, body)
+        finally:
+            self._withdraw(ex)
+
+    def _withdraw(self, ex: Execution) -> None:
+        """A delivery that ran without a start has left its q, which would suppress calls until its hold ends."""
+        try:
+            self._leases.release(ex.key.digest, "q", ex.delivery)
+        except StoreUnavailableError as error:
+            emit("store.failed", operation="release", key=ex.key.digest, why=str(error))
 
     # --- start --------------------------------------------------------------------------------------------------------
 

@@ -13,11 +13,8 @@ import re
 import secrets
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from example_project.load import the_load
 from example_project.story import LEASE, VISIBILITY_TIMEOUT, Story, stage, until
 from example_project.workers import CeleryWorker
 
@@ -43,19 +40,21 @@ def until_paused(paused: CeleryWorker) -> None:
 # --- the acts ---------------------------------------------------------------------------------------------------------
 
 
-def the_rush(story: Story, directory: Path) -> None:
+def the_rush(story: Story) -> None:
     from example_project.shop.models import Feed
 
     story.title("The rush: a hundred calls of the same job, from four processes")
     feed = Feed.objects.create(name="news")
-    start = directory / "start"
-    callers = [_caller(feed.pk, 25, start) for _ in range(4)]
+    callers = [_caller(feed.pk, 25) for _ in range(4)]
     with worker("rush", pause="shop_feed", seconds=3.0):
         for caller in callers:
-            _first_line(caller)
+            _line(caller)
         story.tell("four processes stand ready; each calls refresh_feed.delay(1) twenty-five times")
-        start.touch()
-        answers = [json.loads(caller.communicate(timeout=60)[0]) for caller in callers]
+        for caller in callers:
+            _go(caller)
+        answers = [json.loads(_line(caller)) for caller in callers]
+    for caller in callers:
+        caller.communicate(timeout=60)
     feed.refresh_from_db()
     statuses = [status for answer in answers for status in answer["statuses"]]
     values = [value for answer in answers for value in answer["values"]]
@@ -65,12 +64,18 @@ def the_rush(story: Story, directory: Path) -> None:
     story.promise("every caller has the result", values == [1] * 100)
 
 
-def _caller(feed_id: int, calls: int, start: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "example_project.demo_caller", str(feed_id), str(calls), str(start)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def _caller(feed_id: int, calls: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "example_project.demo_caller", str(feed_id), str(calls)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def _first_line(process: subprocess.Popen[str]) -> str:
+def _go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
 
@@ -177,20 +182,24 @@ def _refusal(log: str) -> str:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--no-load", action="store_true", help="leave the load out, half of the time")
     arguments.add_argument(
-        "--admin", action="store_true", help="no load; leave it running, with the admin, until Ctrl-C"
+        "--admin", action="store_true", help="leave it running, with the admin, until Ctrl-C"
     )
     options = arguments.parse_args()
-    story = Story()
-    with stage(story) as running, tempfile.TemporaryDirectory() as directory:
-        the_rush(story, Path(directory))
+    try:
+        return _play(Story(), with_admin=options.admin)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the servers and workers are stopped")
+        return 130
+
+
+def _play(story: Story, *, with_admin: bool) -> int:
+    with stage(story):
+        the_rush(story)
         the_freeze(story)
         the_plain_lock(story)
-        if not (options.no_load or options.admin):
-            the_load(story, running, Path(directory))
         code = story.end()
-        if options.admin:
+        if with_admin:
             _serve_admin()
     return code
 

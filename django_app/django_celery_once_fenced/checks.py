@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.conf import settings
 from django.core import checks
+from django.utils.module_loading import autodiscover_modules
 
 from celery_once_fenced import config, doctor
 from celery_once_fenced.errors import ConfigError
@@ -91,6 +93,28 @@ def check_celery(**_kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@checks.register(TAG)
+def check_tasks(**_kwargs: Any) -> list[CheckMessage]:
+    """E008: a task whose options are wrong, or do not go together once the settings are merged (W7)."""
+    return [
+        checks.Error(
+            f"{error}.", hint="Correct the task's Once(...), or its settings.", id="once_fenced.E008"
+        )
+        for app in conf.celery_apps()
+        if app.conf.get("once_fenced") and not config.problems(app.conf.once_fenced)
+        for error in _of_binding(app)
+    ]
+
+
+def _of_binding(app: Any) -> list[ConfigError]:
+    try:
+        autodiscover_modules("tasks")  # not by Celery's loader, which runs these checks itself
+        app.finalize()
+    except ConfigError as error:
+        return [error]
+    return []
+
+
 @checks.register(checks.Tags.database)
 def check_set_up(databases: Sequence[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
     """E007, W004: what the doctor finds in the project's apps.  Asks Redis."""
@@ -100,9 +124,10 @@ def check_set_up(databases: Sequence[str] | None = None, **_kwargs: Any) -> list
     found = []
     for app in conf.celery_apps():
         if app.conf.get("once_fenced") and not config.problems(app.conf.once_fenced):
-            for finding in doctor.examine(app):
-                kind, identity = kinds[finding.level]
-                found.append(kind(f"{finding.text}.", id=identity))
+            with suppress(ConfigError):  # E008
+                for finding in doctor.examine(app):
+                    kind, identity = kinds[finding.level]
+                    found.append(kind(f"{finding.text}.", id=identity))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Chains and chords through fenced tasks: a member that is replayed keeps no tail waiting (E12; CASES 10, 11, 41)."""
+"""Chains and chords through fenced tasks: a member that is replayed keeps no tail waiting (E12)."""
 
 from __future__ import annotations
 

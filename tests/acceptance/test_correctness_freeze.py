@@ -1,4 +1,4 @@
-"""A frozen worker is overtaken and, when it wakes up, refused by the database (CASES 3, 24, 25, 45)."""
+"""A frozen worker is overtaken and, when it wakes up, refused by the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes and sessions that are killed at work: it is done once, by a takeover or a new attempt (CASES 3, 47)."""
+"""Processes and sessions that are killed at work: it is done once, by a takeover or a new attempt."""
 
 from __future__ import annotations
 

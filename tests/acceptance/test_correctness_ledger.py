@@ -1,4 +1,4 @@
-"""What a finished key answers with, and what it refuses (L2, L6, L15; CASES 26, 28, 29, 30, 48, 51)."""
+"""What a finished key answers with, and what it refuses (L2, L6, L15)."""
 
 from __future__ import annotations
 

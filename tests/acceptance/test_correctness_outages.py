@@ -1,4 +1,4 @@
-"""Redis or PostgreSQL is lost in the middle: the posting is made once, and nothing is pending (CASES 47)."""
+"""Redis or PostgreSQL is lost in the middle: the posting is made once, and nothing is pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many fences in one process, one of them busy (C8; CASES 46)."""
+"""Many fences in one process, one of them busy (C8)."""
 
 from __future__ import annotations
 

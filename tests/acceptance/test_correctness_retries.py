@@ -1,4 +1,4 @@
-"""Bodies that fail, retry, or are betrayed at the end: one commit, and the right outcome (L3, L8, L10; CASES 2, 28)."""
+"""Bodies that fail, retry, or are betrayed at the end: one commit, and the right outcome (L3, L8, L10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings alone move a task to the correctness tier, with all it promises; what cannot be kept is refused (CASES 51).
+"""Settings alone move a task to the correctness tier, with all it promises; what cannot be kept is refused.
 
 Rules L11 and W7.  ``flipped.post`` is a plain ``SingletonTask`` that two settings move; ``efficiency.post`` is the same
 task where nobody did.

@@ -1,4 +1,4 @@
-"""Frozen processes wake up after another has taken over: what they do then (W10, C10, C11, L10; CASES 24, 25, 28)."""
+"""Frozen processes wake up after another has taken over: what they do then (W10, C10, C11, L10)."""
 
 from __future__ import annotations
 

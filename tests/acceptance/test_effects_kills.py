@@ -1,4 +1,4 @@
-"""Workers killed between "about to call" and "outcome recorded", under every policy (L4, L5; CASES 27)."""
+"""Workers killed between "about to call" and "outcome recorded", under every policy (L4, L5)."""
 
 from __future__ import annotations
 

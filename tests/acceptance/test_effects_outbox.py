@@ -1,4 +1,4 @@
-"""What a body sends goes out if and only if it commits, whoever dies in between (L9; CASES 52)."""
+"""What a body sends goes out if and only if it commits, whoever dies in between (L9)."""
 
 from __future__ import annotations
 

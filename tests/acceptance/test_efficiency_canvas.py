@@ -1,4 +1,4 @@
-"""Calls that something waits for: chains, chords, links, given task ids (CASES 10, 11, 41; E12, E12a)."""
+"""Calls that something waits for: chains, chords, links, given task ids (E12, E12a)."""
 
 from __future__ import annotations
 

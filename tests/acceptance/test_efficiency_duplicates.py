@@ -1,4 +1,4 @@
-"""Calls of a key that is held: what the caller is told, what is held, and for how long (CASES 5, 8, 13-15, 43, 44)."""
+"""Calls of a key that is held: what the caller is told, what is held, and for how long."""
 
 from __future__ import annotations
 

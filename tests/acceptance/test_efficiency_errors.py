@@ -1,4 +1,4 @@
-"""Errors cross processes: by pickle, and by Celery's JSON results (CASES 9; W8)."""
+"""Errors cross processes: by pickle, and by Celery's JSON results (W8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters the gate in the worker, and what does not (CASES 12, 20, 38; E10, E14, E16, W1, W9)."""
+"""What enters the gate in the worker, and what does not (E10, E14, E16, W1, W9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Children of the pool are killed in the middle: who may run next, and when (CASES 1, 3, 18, 36)."""
+"""Children of the pool are killed in the middle: who may run next, and when."""
 
 from __future__ import annotations
 

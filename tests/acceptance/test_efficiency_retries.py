@@ -1,4 +1,4 @@
-"""One call, many deliveries: retries, reused task ids, redeliveries, revokes (CASES 2, 7, 16, 31, 35, 40, 42)."""
+"""One call, many deliveries: retries, reused task ids, redeliveries, revokes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock store does not answer, answers too late, or its answer is lost (CASES 17, 22, 23, 41; E7, E17)."""
+"""The lock store does not answer, answers too late, or its answer is lost (E7, E17)."""
 
 from __future__ import annotations
 

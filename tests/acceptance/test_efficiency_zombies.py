@@ -1,4 +1,4 @@
-"""Late finishers, frozen workers, shutdowns, and redelivery by the broker's clock (CASES 4, 6, 19, 24, 37, 39)."""
+"""Late finishers, frozen workers, shutdowns, and redelivery by the broker's clock."""
 
 from __future__ import annotations
 

@@ -255,6 +255,7 @@ app.conf.once_fenced = {settings!r}
 def celery(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "celery", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)  # a project of its own
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=30, check=False
     )
@@ -277,3 +278,18 @@ def test_schema_is_printed_for_psql(tmp_path: Path, postgres_url: str) -> None:
         connection.execute(printed.stdout)
         tables = connection.execute("select count(*) from pg_tables where tablename like 'once_fenced_%'")
         assert (tables.fetchone() or [0])[0] >= 5
+
+
+def test_in_a_django_project_the_command_of_celery_knows_the_database_too(
+    redis_url: str, postgres_url: str
+) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(schema_sql().encode())
+    servers = {"ONCE_FENCED_REDIS_URL": redis_url, "ONCE_FENCED_POSTGRES_URL": postgres_url}
+    command = [sys.executable, "-m", "celery", "-A", "example_project.celery_app", "once", "prune"]
+    pruned = subprocess.run(
+        command, env={**os.environ, **servers}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (pruned.returncode, pruned.stdout) == (0, "0 fences, 0 entries and 0 messages deleted\n"), (
+        pruned.stderr
+    )

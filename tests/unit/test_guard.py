@@ -290,6 +290,15 @@ def test_without_redis_the_body_runs_unguarded(bench: Bench) -> None:
     assert bench.named("execution.unguarded")
 
 
+def test_hold_of_a_delivery_that_ran_without_a_start_is_freed(bench: Bench) -> None:
+    """Or it would suppress calls for as long as it lives, and stand for nothing."""
+    admit = Enqueue(key(), "shop.post", policy().span, delivery().delivery, "t1", 3600.0)
+    assert bench.leases.enqueue(admit).granted
+    bench.leases.away = {"start"}
+    bench.run(delivery())
+    assert bench.leases.slots() == {}
+
+
 def test_without_redis_a_strict_task_defers(bench: Bench) -> None:
     bench.leases.away = {"all"}
     aside = bench.run(delivery(policy=policy(on_store_error="raise")), never)
@@ -397,6 +406,17 @@ def test_without_redis_calls_are_published_unguarded(bench: Bench, admission: Ad
     bench.leases.away = {"all"}
     permit = admission.admit(call())
     assert (permit.status, permit.reason, permit.publish) == ("unguarded", "store_unavailable", True)
+
+
+def test_hold_that_a_hung_redis_takes_when_it_wakes_does_not_suppress_the_next_call(
+    bench: Bench, admission: Admission
+) -> None:
+    bench.leases.away = {"enqueue"}
+    first = call()
+    admission.admit(first)
+    bench.leases.away = set()
+    bench.leases.enqueue(replace(first.question, hold=3600.0))  # what it was sent and did not answer
+    assert admission.admit(call("c2")).status == "enqueued"
 
 
 def test_without_redis_a_strict_call_raises_unless_awaited(bench: Bench, admission: Admission) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -164,6 +165,7 @@ def test_sweep_that_finds_nothing_confirms_nothing() -> None:
 @pytest.fixture
 def app() -> Celery:
     app = Celery("post", broker="memory://", set_as_current=False)
+    app.conf.task_default_queue = uuid.uuid4().hex  # the memory broker is one for the whole process
     app.task(name="shop.note", shared=False)(noted)
     return app
 
@@ -249,7 +251,7 @@ def test_published_message_is_the_signature_under_its_task_id(app: Celery) -> No
     post = CeleryPost(app)
     with app.connection_for_write() as connection:
         post.publish("task", post.pack(note(app, 1, "é\0"), "task", "d"))
-        message = connection.SimpleQueue("celery").get(timeout=5)
+        message = connection.SimpleQueue(app.conf.task_default_queue).get(timeout=5)
     assert message.headers["id"] == "task"
     assert Header.parse(message.headers[HEADER]) == Header(delivery="d0", run="task", packed=True)
     assert message.payload[0] == [1, "é\0"]
