@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.conf import settings
 from django.core import checks
-from django.utils.module_loading import autodiscover_modules
 
 from celery_once_fenced import config, doctor
 from celery_once_fenced.errors import ConfigError
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
 TAG = "once_fenced"
+_FINDINGS = {"error": (checks.Error, "once_fenced.E007"), "warning": (checks.Warning, "once_fenced.W004")}
 READ_COMMITTED = 2  # psycopg.IsolationLevel.READ_COMMITTED; the number spares the import.
 
 
@@ -93,42 +92,32 @@ def check_celery(**_kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@checks.register(TAG)
-def check_tasks(**_kwargs: Any) -> list[CheckMessage]:
-    """E008: a task whose options are wrong, or do not go together once the settings are merged (W7)."""
+@checks.register(checks.Tags.database)
+def check_set_up(databases: Sequence[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
+    """E007, W004: what the doctor finds in the project's apps; E008: options of a task that cannot be kept.  Asks Redis.
+
+    Not among the plain checks: Celery runs those when a worker starts, before it binds the tasks, and an app whose
+    binding has failed once counts as bound.  The worker itself must fail.
+    """
+    if not databases:
+        return []
     return [
-        checks.Error(
-            f"{error}.", hint="Correct the task's Once(...), or its settings.", id="once_fenced.E008"
-        )
+        message
         for app in conf.celery_apps()
         if app.conf.get("once_fenced") and not config.problems(app.conf.once_fenced)
-        for error in _of_binding(app)
+        for message in _examined(app)
     ]
 
 
-def _of_binding(app: Any) -> list[ConfigError]:
+def _examined(app: Any) -> Iterator[CheckMessage]:
     try:
-        autodiscover_modules("tasks")  # not by Celery's loader, which runs these checks itself
-        app.finalize()
+        for finding in doctor.examine(app):
+            kind, identity = _FINDINGS[finding.level]
+            yield kind(f"{finding.text}.", id=identity)
     except ConfigError as error:
-        return [error]
-    return []
-
-
-@checks.register(checks.Tags.database)
-def check_set_up(databases: Sequence[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
-    """E007, W004: what the doctor finds in the project's apps.  Asks Redis."""
-    if not databases:
-        return []
-    kinds = {"error": (checks.Error, "once_fenced.E007"), "warning": (checks.Warning, "once_fenced.W004")}
-    found = []
-    for app in conf.celery_apps():
-        if app.conf.get("once_fenced") and not config.problems(app.conf.once_fenced):
-            with suppress(ConfigError):  # E008
-                for finding in doctor.examine(app):
-                    kind, identity = kinds[finding.level]
-                    found.append(kind(f"{finding.text}.", id=identity))
-    return found
+        yield checks.Error(
+            f"{error}.", hint="Correct the task's Once(...), or its settings.", id="once_fenced.E008"
+        )
 
 
 @checks.register(checks.Tags.database)

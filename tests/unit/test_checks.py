@@ -10,6 +10,8 @@ from celery import Celery
 from django.core import checks
 from django.test import override_settings
 
+from celery_once_fenced import SingletonTask
+
 GOOD: dict[str, Any] = {"redis_url": "redis://nowhere.invalid", "database": "default", "namespace": "shop"}
 
 
@@ -137,3 +139,17 @@ def sqlite() -> Iterator[str]:
     }
     yield "files"
     del connections.settings["files"], connections["files"]
+
+
+def test_options_of_a_task_that_cannot_be_kept_are_an_error_beside_the_database(
+    stray_app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery._state._apps", {stray_app})
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
+    from django_celery_once_fenced.checks import check_set_up
+
+    stray_app.conf.once_fenced = GOOD | {"tasks": {"stray.flip": {"tier": "correctness"}}}
+    stray_app.task(name="stray.flip", base=SingletonTask, shared=False)(found)
+    (message,) = check_set_up(databases=["default"])
+    assert message.id == "once_fenced.E008"
+    assert "replay_for" in message.msg
