@@ -114,9 +114,11 @@ class Admission:
         return Permit("duplicate", reason, by)
 
     def _unguarded(self, call: Call, error: StoreUnavailableError) -> Permit:
-        self._uncertain.append((call.question.key.digest, call.question.delivery))
+        refused = call.strict and not call.awaited
+        if refused or call.question.span.clears_q:  # the window of a call that goes out stands for its run
+            self._uncertain.append((call.question.key.digest, call.question.delivery))
         emit("call.unguarded", key=call.question.key.digest, task=call.question.task, why=str(error))
-        if call.strict and not call.awaited:
+        if refused:
             raise error
         return Permit("unguarded", "store_unavailable")
 

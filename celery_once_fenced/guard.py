@@ -153,7 +153,12 @@ class Guard:
             self._withdraw(ex)
 
     def _withdraw(self, ex: Execution) -> None:
-        """A delivery that ran without a start has left its q, which would suppress calls until its hold ends."""
+        """A delivery that ran without a start has left its q, which would suppress calls until its hold ends.
+
+        Not where start would have left it too: a window outlives the run (until_expired).
+        """
+        if not ex.policy.span.clears_q:
+            return
         try:
             self._leases.release(ex.key.digest, "q", ex.delivery)
         except StoreUnavailableError as error:

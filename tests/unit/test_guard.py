@@ -299,6 +299,16 @@ def test_hold_of_a_delivery_that_ran_without_a_start_is_freed(bench: Bench) -> N
     assert bench.leases.slots() == {}
 
 
+def test_window_of_a_delivery_that_ran_without_a_start_stays(bench: Bench) -> None:
+    """It is there to outlive the run."""
+    window = policy(unique="until_expired", window=60)
+    admit = Enqueue(key(), "shop.post", window.span, delivery().delivery, "t1", 60.0)
+    assert bench.leases.enqueue(admit).granted
+    bench.leases.away = {"start"}
+    bench.run(delivery(policy=window, redelivery_possible=True))
+    assert bench.leases.slots() == {"q": "t1"}
+
+
 def test_without_redis_a_strict_task_defers(bench: Bench) -> None:
     bench.leases.away = {"all"}
     aside = bench.run(delivery(policy=policy(on_store_error="raise")), never)
