@@ -41,7 +41,7 @@ class Settings:
     transaction: str | Callable[..., Any] | None = None
     """What opens the body's transaction without Django: a maker of context managers, or its path (C14)."""
     namespace: str = "once"
-    """First part of every Redis key: 1 to 64 of ``A-Za-z0-9_.-``."""
+    """First part of every Redis key, and whose stored messages are published: 1 to 64 of ``A-Za-z0-9_.-``."""
     defaults: Once = field(default_factory=Once)
     """Options for all tasks, weaker than what a task says itself."""
     tasks: Mapping[str, Once] = field(default_factory=lambda: MappingProxyType({}))

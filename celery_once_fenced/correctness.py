@@ -57,7 +57,10 @@ UNKNOWN = '"celery_once_fenced.errors.OutcomeUnknownError"'
 
 
 class Correctness:
-    """Runs bodies under a fence.  ``codec`` encodes results as ASCII JSON and back (L6), ``post`` publishes (L9)."""
+    """Runs bodies under a fence.
+
+    ``codec`` encodes results as ASCII JSON and back (L6), ``post`` publishes what carries ``namespace``, the app's (L9).
+    """
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class Correctness:
         codec: Codec,
         post: Post,
         *,
+        namespace: str = "",
         keeper: FenceKeeper | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -73,12 +77,13 @@ class Correctness:
         self._database = database
         self._codec = codec
         self._post = post
+        self._namespace = namespace
         self._keeper = keeper or FenceKeeper(ledger)
         self._jitter = jitter
 
     def run(self, ex: Execution, holder: str, body: Body) -> Returned | Aside:
         """Claim, run, complete.  Raises the body's error where that is the outcome, or the ledger's answer."""
-        operation = _operation(ex)
+        operation = _operation(ex, self._namespace)
         sent = self._keeper.clock()
         try:
             claimed = self._ledger.claim(_claim(ex, operation, holder, ex.seen_before))
@@ -236,11 +241,13 @@ def _outcome(ex: Execution, error: BaseException, reply: AbandonReply) -> BaseEx
     return doubt
 
 
-def _operation(ex: Execution) -> Operation:
+def _operation(ex: Execution, namespace: str) -> Operation:
     once_per_call = ex.policy.replay_for == 0
     digest = operation_digest(ex.digest, ex.run) if once_per_call else bytes.fromhex(ex.digest)
     fingerprint = bytes.fromhex(ex.fingerprint) if ex.fingerprint else None
-    return Operation(digest, ex.key.text, ex.scope, ex.task, ex.task_id, fingerprint, ex.resource, ex.run)
+    return Operation(
+        digest, ex.key.text, ex.scope, ex.task, ex.task_id, fingerprint, ex.resource, ex.run, namespace
+    )
 
 
 def _claim(ex: Execution, operation: Operation, holder: str, with_message: bool) -> Claim:

@@ -162,6 +162,7 @@ def resolve(
         retention=parse_duration(keep, option="keep"),
         actor=actor,
         reason=reason,
+        namespace=here.settings.namespace,
     )
     resolved = _ledger(here).resolve(resolution)
     if resolved.done:

@@ -1,9 +1,11 @@
 """Messages that are published if and only if the body commits (L9).
 
 ``put`` writes a message in the body's transaction; after the COMMIT ``publish`` looks which of them were committed (a
-savepoint that was rolled back takes its messages along), hands those to the broker and confirms them.  A worker killed in between leaves them unconfirmed, and a sweep of any worker publishes them: once, or
-twice where the kill came between publishing and confirming.  Each message carries a task id and a delivery id made
-from the attempt and its place in it, the same both times, so that a guarded follow-up recognises the second.
+savepoint that was rolled back takes its messages along), hands those to the broker and confirms them.  A worker killed
+in between leaves them unconfirmed, and a sweep of any worker publishes them: once, or twice where the kill came between
+publishing and confirming.  Each message carries a task id and a delivery id made
+from the attempt and its place in it, the same both times, so that a guarded follow-up recognises the second.  Apps may
+share the database and not the broker, so each sweeps only what carries its own namespace.
 """
 
 from __future__ import annotations
@@ -65,12 +67,12 @@ class Outbox:
         publish(self._ledger, self._post, messages)
 
 
-def sweep(ledger: LedgerStore, post: Post, *, age: float = AGE) -> int:
-    """Publish what nobody has published for ``age`` seconds; returns how many.
+def sweep(ledger: LedgerStore, post: Post, namespace: str, *, age: float = AGE) -> int:
+    """Publish what nobody has published for ``age`` seconds, of the app with this namespace; returns how many.
 
     Raises ``StoreUnavailableError`` when the database does not answer.
     """
-    return publish(ledger, post, ledger.outbox_take(age))
+    return publish(ledger, post, ledger.outbox_take(namespace, age))
 
 
 def publish(ledger: LedgerStore, post: Post, messages: Sequence[OutboxMessage]) -> int:

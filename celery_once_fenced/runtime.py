@@ -153,7 +153,14 @@ class Runtime:
     def _correctness(self) -> Correctness | None:
         if self.database is None or self.ledger is None:
             return None
-        return Correctness(self.ledger, self.database, self.codec, self.post, keeper=self.fence_keeper)
+        return Correctness(
+            self.ledger,
+            self.database,
+            self.codec,
+            self.post,
+            namespace=self.settings.namespace,
+            keeper=self.fence_keeper,
+        )
 
     @cached_property
     def fence_keeper(self) -> FenceKeeper:
@@ -180,7 +187,7 @@ class Runtime:
         if self.ledger is None:
             return
         try:
-            outbox.sweep(self.ledger, self.post, age=self.outbox_age)
+            outbox.sweep(self.ledger, self.post, self.settings.namespace, age=self.outbox_age)
         except StoreUnavailableError as error:
             emit("store.failed", operation="sweep", key="", why=str(error))
 

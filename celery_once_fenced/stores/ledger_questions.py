@@ -49,6 +49,8 @@ class Operation:
     resource: str
     run: str = ""
     """Run id of the call: kept by redelivery, deferral and retry."""
+    namespace: str = ""
+    """Of the app, which alone publishes what it stores here (L9, L14)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +255,15 @@ class Resolution:
     retention: float
     actor: str
     reason: str
+    namespace: str = ""
+    """Of the app that asks: it is given the message of its own entries only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """``done``: it was in doubt, and is no more.  ``message``: the stored message to publish, where retryable."""
+    """``done``: it was in doubt, and is no more.  ``message``: the stored message to publish now, where retryable;
+    None where another app's sweep publishes it.
+    """
 
     done: bool
     message: str | None = None

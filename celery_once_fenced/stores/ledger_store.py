@@ -131,8 +131,8 @@ class LedgerStore(Protocol):
         ...
 
     def outbox_confirm(self, task_ids: Sequence[str]) -> None: ...
-    def outbox_take(self, age: float, limit: int = 100) -> list[OutboxMessage]:
-        """Messages that nobody has published for ``age`` seconds; they are the caller's for as long."""
+    def outbox_take(self, namespace: str, age: float, limit: int = 100) -> list[OutboxMessage]:
+        """Messages of an app that nobody has published for ``age`` seconds; they are the caller's for as long."""
         ...
 
     def prune(self, grace: float, batch: int = 1000) -> Pruned:

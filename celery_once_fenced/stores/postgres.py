@@ -39,6 +39,7 @@ from celery_once_fenced.stores.postgres_body import (
     PsycopgDatabase,
     begin_params,
     complete_params,
+    outbox_params,
 )
 from celery_once_fenced.stores.postgres_connections import Connections, Source
 from celery_once_fenced.stores.postgres_errors import is_connection_loss, translate
@@ -55,6 +56,7 @@ __all__ = [
     "begin_params",
     "complete_params",
     "is_connection_loss",
+    "outbox_params",
     "schema_sql",
     "translate",
 ]
@@ -62,7 +64,7 @@ __all__ = [
 Answer = TypeVar("Answer")
 
 _CLAIM = """
-select * from once_fenced_claim_v1(%s::bytea, %s, %s, %s, %s, %s::bytea, %s, %s, %s, %s::float8, %s::int, %s, %s::float8, %s, %s)
+select * from once_fenced_claim_v1(%s::bytea, %s, %s, %s, %s, %s::bytea, %s, %s, %s, %s::float8, %s::int, %s, %s::float8, %s, %s, %s)
 """
 _ABANDON = """
 select * from once_fenced_abandon_v1(%s::bytea, %s, %s::bigint, %s, %s::int, %s, %s, %s, %s::float8, %s)
@@ -89,11 +91,11 @@ select resource, token, holder, key_digest as digest, task_id, task_name as task
 _FORCE_RELEASE = "select once_fenced_force_release_v1(%s, %s, %s, %s) as token"
 _ACQUIRE = "select token, coalesce(wait, 0) as wait from once_fenced_acquire_v1(%s, %s, %s, %s, %s::float8)"
 _FREE = "select once_fenced_free_v1(%s, %s::bigint, %s) as done"
-_RESOLVE = "select * from once_fenced_resolve_v1(%s::bytea, %s, %s, %s, %s::float8, %s, %s)"
+_RESOLVE = "select * from once_fenced_resolve_v1(%s::bytea, %s, %s, %s, %s::float8, %s, %s, %s)"
 _FORGET = "select once_fenced_forget_v1(%s::bytea, %s, %s) as done"
 _MINE = "select * from once_fenced_outbox_mine_v1(%s::text[])"
 _CONFIRM = "select once_fenced_outbox_confirm_v1(%s::text[]) as confirmed"
-_TAKE = "select * from once_fenced_outbox_take_v1(%s::float8, %s::int)"
+_TAKE = "select * from once_fenced_outbox_take_v1(%s, %s::float8, %s::int)"
 _PRUNE = "select * from once_fenced_prune_v1(%s::float8, %s::int)"
 
 _PAGE = 500
@@ -201,7 +203,8 @@ class PostgresLedgerStore:
 
     def resolve(self, ask: Resolution) -> Resolved:
         """See ``resolve_v1.sql``."""
-        params = (ask.digest, ask.state, ask.result, ask.error, ask.retention, ask.actor, ask.reason)
+        decided = (ask.digest, ask.state, ask.result, ask.error, ask.retention)
+        params = (*decided, ask.actor, ask.reason, ask.namespace)
         return _answer(Resolved, self._claims.ask(_RESOLVE, params))
 
     def forget(self, digest: bytes, reason: str, actor: str = "") -> bool:
@@ -216,9 +219,9 @@ class PostgresLedgerStore:
         """See ``outbox_v1.sql``."""
         self._claims.ask(_CONFIRM, (list(task_ids),))
 
-    def outbox_take(self, age: float, limit: int = 100) -> list[OutboxMessage]:
+    def outbox_take(self, namespace: str, age: float, limit: int = 100) -> list[OutboxMessage]:
         """See ``outbox_v1.sql``."""
-        return [OutboxMessage(**row) for row in self._claims.ask(_TAKE, (age, limit))]
+        return [OutboxMessage(**row) for row in self._claims.ask(_TAKE, (namespace, age, limit))]
 
     def prune(self, grace: float, batch: int = 1000) -> Pruned:
         """One batch; call again while it is true.  See ``prune_v1.sql``."""
@@ -246,6 +249,7 @@ def _claim_params(ask: Claim) -> tuple[Any, ...]:
         ask.retention,
         ask.message,
         ask.operation.run,
+        ask.operation.namespace,
     )
 
 

@@ -30,11 +30,12 @@ __all__ = [
     "PsycopgTransaction",
     "begin_params",
     "complete_params",
+    "outbox_params",
 ]
 
 BEGIN_SQL = "select once_fenced_begin_v1(%s, %s::bigint, %s)"
 CHECK_SQL = "select once_fenced_check_v1(%s, %s::bigint, %s)"
-OUTBOX_SQL = "select once_fenced_outbox_put_v1(%s::bytea, %s, %s)"
+OUTBOX_SQL = "select once_fenced_outbox_put_v1(%s, %s::bytea, %s, %s)"
 COMPLETE_SQL = """
 select once_fenced_complete_v1(%s::bytea, %s, %s::bigint, %s, %s::int, %s, %s, %s::float8, %s::float8)
 """
@@ -60,6 +61,11 @@ def complete_params(held: Held, completion: Completion) -> tuple[Any, ...]:
     )
 
 
+def outbox_params(held: Held, task_id: str, message: str) -> tuple[Any, ...]:
+    """Parameters of ``OUTBOX_SQL``."""
+    return held.operation.namespace, held.operation.digest, task_id, message
+
+
 class PsycopgTransaction:
     """An open transaction of a body; ``connection`` is the psycopg connection it writes through."""
 
@@ -80,7 +86,7 @@ class PsycopgTransaction:
 
     def put(self, held: Held, task_id: str, message: str) -> None:
         """See ``outbox_v1.sql``."""
-        self._execute(OUTBOX_SQL, (held.operation.digest, task_id, message), held)
+        self._execute(OUTBOX_SQL, outbox_params(held, task_id, message), held)
 
     def _execute(self, sql: str, params: tuple[Any, ...], held: Held) -> None:
         try:

@@ -71,6 +71,7 @@ class LedgerEntry(models.Model):
     task_name = models.TextField(_("task"))
     task_id = models.TextField(_("task id"), null=True)
     run_id = models.TextField(_("run id"), null=True)
+    namespace = models.TextField(_("namespace"), help_text=_("Of the app that ran it last, in its settings."))
     fingerprint = DigestField(
         _("fingerprint"),
         null=True,
@@ -153,6 +154,7 @@ class Effect(models.Model):
 
 class Outbox(models.Model):
     id = models.BigAutoField(primary_key=True)
+    namespace = models.TextField(_("namespace"), help_text=_("Of the app that publishes it."))
     key_digest = DigestField(_("key digest"))
     task_id = models.TextField(_("task id"))
     message = models.TextField(_("message"))

@@ -99,7 +99,7 @@ class DjangoTransaction:
 
     def put(self, held: Held, task_id: str, message: str) -> None:
         """Write a message of the outbox, which exists if and only if this transaction commits (L9)."""
-        self._execute(postgres.OUTBOX_SQL, (held.operation.digest, task_id, message), held)
+        self._execute(postgres.OUTBOX_SQL, postgres.outbox_params(held, task_id, message), held)
 
     def _execute(self, sql: str, params: Any, held: Held) -> None:
         try:

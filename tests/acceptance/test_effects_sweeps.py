@@ -32,7 +32,8 @@ def left_behind(site: EffectsSite) -> str:
     message = site.runtime.post.pack(site.app.signature("good.follow", (label,)), f"id of {label}", "d" * 32)
     with connection.cursor() as cursor:
         cursor.execute(
-            "select once_fenced_outbox_put_v1(%s::bytea, %s, %s)", (b"d" * 32, f"id of {label}", message)
+            "select once_fenced_outbox_put_v1(%s, %s::bytea, %s, %s)",
+            (site.name, b"d" * 32, f"id of {label}", message),
         )
     return label
 
@@ -47,6 +48,34 @@ def test_prune_publishes_what_was_left(servers: Servers, shop: str, monkeypatch:
     assert message["headers"]["id"] == f"id of {label}"
     assert Outbox.objects.get(message__contains=label).confirmed_at is not None
     site.close()
+
+
+# --- two apps on one database ------------------------------------------------------------------------------------------
+
+
+def worker_publishes_what_its_own_app_has_left(own: EffectsSite, other: EffectsSite) -> None:
+    """Each has a broker of its own; only the other one's worker is up."""
+    theirs, ours = left_behind(own), left_behind(other)
+    with other.worker(concurrency=1):
+        eventually(lambda: other.stage.runs(ours) == 1, what="the sweep")
+        eventually(lambda: Outbox.objects.filter(message__contains=ours, confirmed_at=None).count() == 0)
+    assert other.stage.runs(theirs) == 0, "another app's worker has run it"
+    assert Outbox.objects.get(message__contains=theirs).taken_at is None
+    with own.worker(concurrency=1):
+        eventually(lambda: own.stage.runs(theirs) == 1, what="the sweep of its own app")
+
+
+def test_worker_publishes_what_its_own_app_has_left(servers: Servers, shop: str) -> None:
+    own, other = (EffectsSite.on(servers.redis_url, shop) for _ in range(2))
+    with closing(own), closing(other):
+        worker_publishes_what_its_own_app_has_left(own, other)
+
+
+def test_apps_that_share_a_namespace_are_caught(servers: Servers, shop: str) -> None:
+    own = EffectsSite.on(servers.redis_url, shop)
+    other = EffectsSite.on(servers.redis_url, shop).through(once_fenced={"namespace": own.name})
+    with closing(own), closing(other), pytest.raises(AssertionError, match="another app's worker has run it"):
+        worker_publishes_what_its_own_app_has_left(own, other)
 
 
 # --- the broker is away -----------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from celery_once_fenced.stores import (
     Resolution,
     Resolved,
 )
+from celery_once_fenced.stores.postgres import schema_sql
 from tests.fixtures.ledger import DONE, Ledger, fresh, ledger_at, operation
 
 
@@ -223,8 +224,14 @@ def start_key(ledger: Ledger, held: Held) -> str:
 def test_message_that_is_to_run_again_is_in_the_outbox(ledger: Ledger) -> None:
     held = in_doubt(ledger, message=fresh("message"))
     text = resolve(ledger, held, "retryable").message
-    assert text not in {message.message for message in ledger.store.outbox_take(60.0)}
-    assert text in {message.message for message in ledger.store.outbox_take(0.0, 1000)}
+    assert text not in {message.message for message in ledger.store.outbox_take("", 60.0)}
+    assert text in {message.message for message in ledger.store.outbox_take("", 0.0, 1000)}
+
+
+def test_message_of_another_app_is_left_to_that_apps_sweep(ledger: Ledger) -> None:
+    held = in_doubt(ledger, message=fresh("message"), namespace="its own")
+    assert resolve(ledger, held, "retryable", namespace="another") == Resolved(True)
+    assert taken(ledger, namespace="its own") == {held.operation.task_id}
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "retryable"])
@@ -309,8 +316,8 @@ def test_running_or_doubtful_key_is_not_forgotten(ledger: Ledger) -> None:
 # --- outbox -----------------------------------------------------------------------------------------------------------
 
 
-def send(ledger: Ledger, *ids: str, commits: bool = True) -> None:
-    held = ledger.hold(operation())
+def send(ledger: Ledger, *ids: str, commits: bool = True, namespace: str = "") -> None:
+    held = ledger.hold(operation(namespace=namespace))
     with ledger.database.transaction(held) as body:
         for task_id in ids:
             body.put(held, task_id, f"message of {task_id}")
@@ -320,8 +327,8 @@ def send(ledger: Ledger, *ids: str, commits: bool = True) -> None:
             body.connection.rollback()
 
 
-def taken(ledger: Ledger, age: float = 0.0) -> set[str]:
-    return {message.task_id for message in ledger.store.outbox_take(age, 1000)}
+def taken(ledger: Ledger, age: float = 0.0, namespace: str = "") -> set[str]:
+    return {message.task_id for message in ledger.store.outbox_take(namespace, age, 1000)}
 
 
 def mine(ledger: Ledger, *ids: str) -> list[str]:
@@ -374,6 +381,25 @@ def test_confirmed_message_is_not_taken_again(ledger: Ledger) -> None:
     send(ledger, task_id)
     ledger.store.outbox_confirm([task_id])
     assert (task_id in taken(ledger), mine(ledger, task_id)) == (False, [])
+
+
+def a_sweep_takes_what_its_own_app_has_left(ledger: Ledger) -> None:
+    apps = {name: fresh(name) for name in ("shop", "blog")}
+    for namespace, task_id in apps.items():
+        send(ledger, task_id, namespace=namespace)
+    assert {apps[name]: taken(ledger, namespace=name) for name in apps} == {
+        one: {one} for one in apps.values()
+    }
+
+
+def test_a_sweep_takes_what_its_own_app_has_left(ledger: Ledger) -> None:
+    a_sweep_takes_what_its_own_app_has_left(ledger)
+
+
+def test_a_sweep_of_all_apps_is_caught(postgres_url: str) -> None:
+    naive = schema_sql().replace(" and o.namespace = p_namespace", "")
+    with ledger_at(postgres_url, naive) as opened, pytest.raises(AssertionError):
+        a_sweep_takes_what_its_own_app_has_left(opened)
 
 
 def test_prune_drops_what_was_published_and_nothing_else(ledger: Ledger) -> None:

@@ -54,6 +54,7 @@ def app(ledger: Ledger, namespace: str, redis_url: str, monkeypatch: pytest.Monk
 @pytest.fixture
 def in_doubt(app: Celery, ledger: Ledger) -> Callable[..., Held]:
     def make(key: str | None = None, held: Held | None = None, **options: Any) -> Held:
+        options.setdefault("namespace", app.conf.once_fenced["namespace"])
         found = held or ledger.hold(operation(key, **options))
         ledger.store.effect_start(EffectStart(found, "gateway", "hold"))
         signature = app.signature("shop.note", ()).set(task_id=found.operation.task_id)

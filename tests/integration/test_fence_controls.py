@@ -90,7 +90,7 @@ def counts_a_lease_from_its_grant(ledger: Ledger) -> None:
     with psycopg.connect(ledger.url) as connection:
         connection.execute("select pg_sleep(0.5)")
         granted = connection.execute(
-            "select verdict from once_fenced_claim_v1(%s, 'k', 's', 't', 't', null, %s, 'h', 'w', 0.4, 5, 'hold', 60, null, 'r')",
+            "select verdict from once_fenced_claim_v1(%s, 'k', 's', 't', 't', null, %s, 'h', 'w', 0.4, 5, 'hold', 60, null, 'r', 'n')",
             (op.digest, op.resource),
         ).fetchone()
     assert granted == ("granted",)
@@ -115,7 +115,7 @@ def takes_locks_in_one_order(ledger: Ledger) -> None:
 
 def raw_claim(ledger: Ledger, digest: bytes, resource: str) -> str:
     """A claim without the store's retries."""
-    ask = "select verdict from once_fenced_claim_v1(%s, 'k', 's', 't', 't', null, %s, 'h', 'w', 60, 5, 'hold', 60, null, 'r')"
+    ask = "select verdict from once_fenced_claim_v1(%s, 'k', 's', 't', 't', null, %s, 'h', 'w', 60, 5, 'hold', 60, null, 'r', 'n')"
     try:
         return str(ledger.execute(ask, (digest, resource))[0][0])
     except psycopg.errors.DeadlockDetected:

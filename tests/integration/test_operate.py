@@ -59,10 +59,11 @@ def here(app: Celery) -> Runtime:
 
 
 @pytest.fixture
-def in_doubt(app: Celery, ledger: Ledger) -> Callable[..., Held]:
+def in_doubt(app: Celery, ledger: Ledger, here: Runtime) -> Callable[..., Held]:
     """Makes an entry in doubt that has, unless it is told otherwise, a message."""
 
     def make(message: bool = True, **options: Any) -> Held:
+        options.setdefault("namespace", here.settings.namespace)
         held = ledger.hold(operation(**options))
         ledger.store.effect_start(EffectStart(held, "gateway", "hold"))
         signature = app.signature("shop.note", (held.operation.key,)).set(task_id=held.operation.task_id)
@@ -129,13 +130,23 @@ def test_failure_says_the_reason(ledger: Ledger, in_doubt: Callable[..., Held]) 
 
 
 def test_run_again_publishes_the_stored_message_under_its_task_id(
-    app: Celery, ledger: Ledger, in_doubt: Callable[..., Held]
+    app: Celery, ledger: Ledger, here: Runtime, in_doubt: Callable[..., Held]
 ) -> None:
     held = in_doubt()
     assert resolve(held.operation.key, "again", reason="try")
     assert published(app) == [{"id": held.operation.task_id, "args": [held.operation.key]}]
     assert entry(ledger, held)["state"] == "retryable"
-    assert ledger.store.outbox_take(0.0) == []
+    assert ledger.store.outbox_take(here.settings.namespace, 0.0) == []
+
+
+def test_run_again_of_another_apps_key_is_published_by_that_app(
+    app: Celery, ledger: Ledger, in_doubt: Callable[..., Held]
+) -> None:
+    held = in_doubt(namespace="another")
+    assert resolve(held.operation.key, "again", reason="try")
+    assert (published(app), entry(ledger, held)["state"]) == ([], "retryable")
+    (left,) = ledger.store.outbox_take("another", 0.0)
+    assert left.task_id == held.operation.task_id
 
 
 def test_run_again_without_a_message_is_left_to_the_next_call(

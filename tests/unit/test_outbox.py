@@ -18,6 +18,7 @@ from celery_once_fenced.outbox import Outbox, sweep
 from celery_once_fenced.post import CeleryPost
 from celery_once_fenced.stores import Held, Operation, OutboxMessage
 
+NAMESPACE = "shop"
 HELD = Held(Operation(b"d" * 32, "charge:42", "shop", "shop.charge", "t1", None, "account:7"), "me", 7, 1)
 
 
@@ -39,8 +40,9 @@ class Ledger:
         self._reached("mine")
         return [OutboxMessage(one, self.committed[one]) for one in task_ids if one in self.committed]
 
-    def outbox_take(self, age: float, limit: int = 100) -> list[OutboxMessage]:
+    def outbox_take(self, namespace: str, age: float, limit: int = 100) -> list[OutboxMessage]:
         self._reached("take")
+        assert namespace == NAMESPACE
         return [OutboxMessage(*one) for one in self.committed.items() if one[0] not in self.confirmed]
 
     def outbox_confirm(self, task_ids: Sequence[str]) -> None:
@@ -90,7 +92,7 @@ class Bench:
 
     def sweep(self) -> int:
         store: Any = self.ledger
-        return sweep(store, self.post, age=0.0)
+        return sweep(store, self.post, NAMESPACE, age=0.0)
 
     @property
     def names(self) -> list[str]:

@@ -19,7 +19,7 @@
 create or replace function once_fenced_claim_v1(
   p_digest bytea, p_key text, p_scope text, p_task_name text, p_task_id text, p_fingerprint bytea, p_resource text,
   p_holder text, p_worker text, p_lease double precision, p_max_takeovers integer, p_on_unknown text,
-  p_retention double precision, p_message text, p_run_id text,
+  p_retention double precision, p_message text, p_run_id text, p_namespace text,
   out verdict text, out token bigint, out attempt integer, out takeovers integer, out result text, out omitted text,
   out error text, out task_id text, out same_key boolean, out effect text, out since text, out wait double precision
 ) language plpgsql set search_path from current as $$
@@ -79,7 +79,7 @@ begin
     takeovers := l.takeovers;
     task_id := l.task_id;
     if verdict = 'in_doubt' and l.message is null and p_message is not null then
-      update once_fenced_ledger set message = p_message, task_id = p_task_id
+      update once_fenced_ledger set message = p_message, task_id = p_task_id, namespace = p_namespace
        where key_digest = p_digest and state = 'in_doubt' and message is null;
     end if;
     if verdict = 'completed' then token := l.token; result := l.result; omitted := l.result_omitted; end if;
@@ -122,6 +122,7 @@ begin
            state = case verdict when 'in_doubt' then 'in_doubt' else 'failed' end,
            message = case verdict when 'in_doubt' then p_message end,
            task_id = case when verdict = 'in_doubt' and p_message is not null then p_task_id else task_id end,
+           namespace = case when verdict = 'in_doubt' and p_message is not null then p_namespace else namespace end,
            finished_at = case when verdict <> 'in_doubt' then clock_timestamp() end,
            retain_until = case when verdict <> 'in_doubt' then clock_timestamp() + make_interval(secs => p_retention) end
      where key_digest = p_digest;
@@ -140,10 +141,10 @@ begin
          expires_at = clock_timestamp() + make_interval(secs => p_lease)
    where resource = p_resource;
   if l.key_digest is null then
-    insert into once_fenced_ledger (key_digest, key, scope, task_name, task_id, run_id, fingerprint, state, attempt,
-                                    holder, resource, token)
-    values (p_digest, p_key, p_scope, p_task_name, p_task_id, p_run_id, p_fingerprint, 'running', 1,
-            p_holder, p_resource, higher)
+    insert into once_fenced_ledger (key_digest, key, scope, task_name, task_id, run_id, namespace, fingerprint, state,
+                                    attempt, holder, resource, token)
+    values (p_digest, p_key, p_scope, p_task_name, p_task_id, p_run_id, p_namespace, p_fingerprint, 'running',
+            1, p_holder, p_resource, higher)
     on conflict do nothing;
     if not found then  -- same key for another resource, at the same moment
       update once_fenced_fence set holder = null, expires_at = null where resource = p_resource;
@@ -155,7 +156,8 @@ begin
     update once_fenced_ledger
        set state = 'running', attempt = attempt + (not mine)::int,
            takeovers = takeovers + (state = 'running' and not mine)::int, holder = p_holder, token = higher,
-           task_id = p_task_id, run_id = p_run_id, started_at = clock_timestamp(), error = null, message = null, finished_at = null,
+           task_id = p_task_id, run_id = p_run_id, namespace = p_namespace, started_at = clock_timestamp(), error = null,
+           message = null, finished_at = null,
            replay_until = null, retain_until = null
      where key_digest = p_digest
     returning once_fenced_ledger.attempt, once_fenced_ledger.takeovers into attempt, takeovers;

@@ -43,6 +43,7 @@ create table if not exists once_fenced_ledger (
   task_name text not null,
   task_id text,
   run_id text,  -- of the call that ran: kept by redelivery, deferral and retry
+  namespace text not null default '',  -- of the app that ran it last, whose message it is (L14)
   fingerprint bytea,
   state text not null check (state in ('running', 'succeeded', 'failed', 'retryable', 'in_doubt')),
   attempt integer not null check (attempt > 0),
@@ -84,6 +85,7 @@ create table if not exists once_fenced_effect (
 
 create table if not exists once_fenced_outbox (
   id bigint generated always as identity primary key,
+  namespace text not null,  -- of the app that wrote it, and that alone publishes it: another has another broker
   key_digest bytea not null,
   task_id text not null,
   message text not null,
@@ -91,7 +93,7 @@ create table if not exists once_fenced_outbox (
   taken_at timestamptz,  -- by a sweep
   confirmed_at timestamptz
 );
-create index if not exists once_fenced_outbox_open on once_fenced_outbox (created_at)
+create index if not exists once_fenced_outbox_open on once_fenced_outbox (namespace, created_at)
   where confirmed_at is null;
 create index if not exists once_fenced_outbox_task on once_fenced_outbox (task_id) where confirmed_at is null;
 

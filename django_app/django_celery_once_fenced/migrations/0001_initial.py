@@ -209,6 +209,13 @@ class Migration(migrations.Migration):
                         ("task_id", models.TextField(null=True, verbose_name="task id")),
                         ("run_id", models.TextField(null=True, verbose_name="run id")),
                         (
+                            "namespace",
+                            models.TextField(
+                                help_text="Of the app that ran it last, in its settings.",
+                                verbose_name="namespace",
+                            ),
+                        ),
+                        (
                             "fingerprint",
                             django_celery_once_fenced.fields.DigestField(
                                 help_text="Hash of the call; the same key with another one is key reuse.",
@@ -310,6 +317,12 @@ class Migration(migrations.Migration):
                     name="Outbox",
                     fields=[
                         ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                        (
+                            "namespace",
+                            models.TextField(
+                                help_text="Of the app that publishes it.", verbose_name="namespace"
+                            ),
+                        ),
                         (
                             "key_digest",
                             django_celery_once_fenced.fields.DigestField(verbose_name="key digest"),
