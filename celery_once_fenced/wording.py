@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "listed", "readable", "safe", "shorten"]
+__all__ = ["did_you_mean", "lasting", "listed", "readable", "safe", "shorten"]
 
 MAX_VALUE = 80
 MAX_ITEMS = 5
 MAX_DEPTH = 3
 _PLAIN_INT = 10**18
+_LARGE = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
@@ -32,6 +33,20 @@ def listed(words: Iterable[str]) -> str:
     """``'a', 'b' or 'c'``."""
     quoted = [repr(word) for word in words]
     return " or ".join(filter(None, [", ".join(quoted[:-1]), *quoted[-1:]]))
+
+
+def lasting(seconds: float) -> str:
+    """A duration as people say it, to two or three digits: ``45 ms``, ``2.5 s``, ``3 min 20 s``, ``1 h 5 min``, ``2 d``."""
+    if round(seconds * 1000) < 1000:
+        return f"{seconds * 1000:.3g} ms"
+    if round(seconds, 1) < 60:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    for size, name, part, parts in _LARGE:
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {name}" + (f" {rest} {parts}" if rest else "")
+    raise AssertionError("60 s and more are minutes at least")
 
 
 def shorten(text: str, limit: int) -> str:

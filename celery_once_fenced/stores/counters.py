@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from types import MappingProxyType
 
 __all__ = [
     "COUNTED_BY_STORES",
+    "COUNTERS",
     "HOLD_BOUNDS",
     "HOLD_FIELDS",
     "HOLD_MAX",
     "HOLD_SUM",
     "hold_field",
     "hold_quantile",
+    "runs_of",
 ]
 
 COUNTED_BY_STORES = (
@@ -29,6 +32,32 @@ COUNTED_BY_STORES = (
     "renewed",
     "expired",  # r lapsed and nobody ended it; counted when its bucket is touched next
 )  # fmt: skip
+
+COUNTERS: Mapping[str, str] = MappingProxyType(
+    {
+        "granted": "Starts that were granted",
+        "suppressed": "Calls refused as duplicates",
+        "awaiting": "Duplicate calls published all the same because something awaits their result",
+        "replaced": "Queued calls whose place a newer call took",
+        "kept_last": "Calls kept as the newest arguments of a queued one",
+        "repeated": "Runs of suppressions of one key that were long enough to be reported",
+        "busy": "Starts refused because another task ran under the key",
+        "twin": "Starts refused because the same delivery was running",
+        "successor": "Starts refused because an earlier delivery of the same task id was running",
+        "ending": "Starts refused because the result of the same delivery was not out yet",
+        "done": "Deliveries dropped because they had been settled before",
+        "deferred": "Messages that stepped aside and came back later",
+        "overflowed": "Messages that found too many others waiting for their key",
+        "released": "Bodies that ended while the lease was still theirs",
+        "lost": "Bodies that ended when the lease was not theirs any more",
+        "renewed": "Renewals of a running lease",
+        "expired": "Running holds that lapsed and that nobody ended",
+        "fenced_off": "Attempts that were refused by the fence",
+        "replayed": "Executions answered from the ledger",
+        "in_doubt": "Executions that ended in doubt",
+    }
+)
+"""Every counter of a task, in the order of a call's life, and what one more of it means."""
 
 HOLD_BOUNDS = (
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0,
@@ -43,6 +72,11 @@ HOLD_MAX = "hold_max_ms"
 def hold_field(seconds: float) -> str:
     """The histogram field that a run of ``seconds`` adds one to."""
     return HOLD_FIELDS[bisect_left(HOLD_BOUNDS, seconds)]
+
+
+def runs_of(counters: Mapping[str, int]) -> int:
+    """How many runs of a task were measured."""
+    return sum(counters.get(field, 0) for field in HOLD_FIELDS)
 
 
 def hold_quantile(counters: Mapping[str, int], quantile: float) -> float | None:
