@@ -20,6 +20,7 @@ from typing import Literal
 
 from celery_once_fenced.stores import Hold
 from celery_once_fenced.stores.counters import HOLD_MAX, hold_quantile, runs_of
+from celery_once_fenced.stores.observations import GuardedTable
 from celery_once_fenced.templates import Template
 from celery_once_fenced.wording import lasting
 
@@ -62,15 +63,6 @@ class Subject:
     counters: Mapping[str, int] = field(default_factory=dict)
     in_doubt: int = 0
     """Entries that wait for a person now."""
-
-
-@dataclass(frozen=True, slots=True)
-class GuardedTable:
-    """A table whose trigger checks tokens.  ``resource`` is its template, with ``{}`` for each column."""
-
-    table: str
-    resource: str
-    mode: str
 
 
 @dataclass(frozen=True, slots=True)

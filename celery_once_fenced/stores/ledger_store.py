@@ -26,6 +26,7 @@ from celery_once_fenced.stores.ledger_questions import (
     Resolution,
     Resolved,
 )
+from celery_once_fenced.stores.observations import LedgerCounts, LedgerFacts
 
 __all__ = [
     "Database",
@@ -133,6 +134,18 @@ class LedgerStore(Protocol):
     def outbox_confirm(self, task_ids: Sequence[str]) -> None: ...
     def outbox_take(self, namespace: str, age: float, limit: int = 100) -> list[OutboxMessage]:
         """Messages of an app that nobody has published for ``age`` seconds; they are the caller's for as long."""
+        ...
+
+    def counts(self) -> LedgerCounts:
+        """How much of what there is now: for metrics."""
+        ...
+
+    def facts(self) -> LedgerFacts:
+        """What the server is and what is installed on it: for the doctor and the audit."""
+        ...
+
+    def due(self, grace: float) -> int:
+        """About how many rows ``prune`` would delete."""
         ...
 
     def prune(self, grace: float, batch: int = 1000) -> Pruned:

@@ -31,6 +31,8 @@ from celery_once_fenced.stores import (
     Resolution,
     Resolved,
 )
+from celery_once_fenced.stores import postgres_observations as observations
+from celery_once_fenced.stores.observations import LedgerCounts, LedgerFacts
 from celery_once_fenced.stores.postgres_body import (
     BEGIN_SQL,
     CHECK_SQL,
@@ -222,6 +224,18 @@ class PostgresLedgerStore:
     def outbox_take(self, namespace: str, age: float, limit: int = 100) -> list[OutboxMessage]:
         """See ``outbox_v1.sql``."""
         return [OutboxMessage(**row) for row in self._claims.ask(_TAKE, (namespace, age, limit))]
+
+    def counts(self) -> LedgerCounts:
+        """See ``postgres_observations``."""
+        return observations.counts(self._claims)
+
+    def facts(self) -> LedgerFacts:
+        """See ``postgres_observations``."""
+        return observations.facts(self._claims)
+
+    def due(self, grace: float) -> int:
+        """See ``postgres_observations``."""
+        return observations.due(self._claims, grace)
 
     def prune(self, grace: float, batch: int = 1000) -> Pruned:
         """One batch; call again while it is true.  See ``prune_v1.sql``."""

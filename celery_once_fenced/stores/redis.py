@@ -187,6 +187,11 @@ class RedisLeaseStore:
             return f"valkey {info['valkey_version']}"
         return f"redis {info['redis_version']}" if "redis_version" in info else None
 
+    def server_clock(self) -> float:
+        """Unix time by the server's clock."""
+        seconds, microseconds = self._link.ask(("TIME",))[0]
+        return int(seconds) + int(microseconds) / 1_000_000
+
     def maxmemory_policy(self) -> str | None:
         """What the server does when it is full; None when it cannot be read.
 
