@@ -9,7 +9,7 @@
 --   exhausted     taken over too often: parked as failed (L1)
 --
 -- Answers that stand in the ledger take no lock and write nothing (but the message of an entry in doubt that has none,
--- so that it can run again: L14).  All others hold fence, then ledger (C7).
+-- so that it can run again: L14); a duplicate of a finished key costs one read.  All others hold fence, then ledger (C7).
 -- Claiming again as the same holder (the reply was lost) is granted again: higher token (C1), same attempt.
 -- A running entry of another holder whose fence is free or lapsed is taken over: attempt + 1, takeovers + 1.  The old
 -- holder is evicted, and what it still sends finds a higher token.  Its effects of unknown outcome are decided here
@@ -69,11 +69,13 @@ begin
     perform 1 from once_fenced_ledger where key_digest = p_digest for no key update;
     locked := true;
   end loop;
-  select * into x from once_fenced_effect where key_digest = p_digest and state = 'started'
-   order by case coalesce(on_unknown, p_on_unknown) when 'hold' then 1 when 'fail' then 2 else 3 end, started_at
-   limit 1;
-  effect := x.name;
-  since := to_char(x.started_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"');
+  if verdict is null or verdict = 'in_doubt' or l.error like '%OutcomeUnknownError%' then
+    select * into x from once_fenced_effect where key_digest = p_digest and state = 'started'
+     order by case coalesce(on_unknown, p_on_unknown) when 'hold' then 1 when 'fail' then 2 else 3 end, started_at
+     limit 1;
+    effect := x.name;
+    since := to_char(x.started_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"');
+  end if;
   if verdict is not null then
     attempt := l.attempt;
     takeovers := l.takeovers;
