@@ -21,6 +21,7 @@ from celery_once_fenced.blueprint import Blueprint
 from celery_once_fenced.calls import CallPlan
 from celery_once_fenced.config import policy_for
 from celery_once_fenced.detached import Detached
+from celery_once_fenced.enforcement import enforcer_of, is_eager
 from celery_once_fenced.errors import ConfigError, GrantError
 from celery_once_fenced.grant import Grant, current_grant, granted
 from celery_once_fenced.keys import KeyRecipe
@@ -164,9 +165,12 @@ class SingletonTask(Task):
         if len(positional) > len(POSITIONAL_OPTIONS):
             raise TypeError(f"apply_async() takes {3 + len(POSITIONAL_OPTIONS)} positional arguments at most")
         options.update(zip(POSITIONAL_OPTIONS, positional, strict=False))
-        if self.app.conf.task_always_eager:
+        enforcer = enforcer_of(self)
+        if self.app.conf.task_always_eager and enforcer is None:
             return self._eager(args, kwargs, task_id, options)
         publication = Publication(self, args or (), kwargs or {}, task_id, options)
+        if enforcer is not None:
+            return enforcer.send(publication, bypass=not once, once_key=once_key)
         return publication.send(bypass=not once, once_key=once_key)
 
     def _eager(self, args: Any, kwargs: Any, task_id: str | None, options: dict[str, Any]) -> Any:
@@ -214,6 +218,8 @@ class SingletonTask(Task):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
         if not worker.is_delivery(request):
+            if (enforcer := enforcer_of(self)) is not None and is_eager(request):
+                return enforcer.run(self, request, args, kwargs)
             with granted(self._detached()):
                 return super().__call__(*args, **kwargs)
         return worker.run(self, request, args, kwargs)

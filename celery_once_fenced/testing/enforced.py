@@ -1,0 +1,391 @@
+"""``enforce_once()``: eager mode with the real semantics, in the memory of one process and by a clock of its own.
+
+A call asks the admission and runs through the guard, as in production; the lease store is ``MemoryLeaseStore``, and
+Celery's ``apply`` takes the place of broker and worker.  There is one thread, so what a worker would come back to later
+waits in a list::
+
+    delay ── admitted ──► apply ──► __call__ ─┬─ guard ──► body ──► result
+                │ duplicate                   │ put aside: queueing(), inside a fenced body, deferred
+                ▼                             ▼
+         the holder's result              waiting ──► work(), as soon as no body runs and no block is open
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from celery import signals, states
+from celery.exceptions import Ignore, TaskRevokedError
+from celery.result import EagerResult
+
+from celery_once_fenced import runtime as runtimes
+from celery_once_fenced.admission import Admission
+from celery_once_fenced.delivery import execution_of
+from celery_once_fenced.detached import Detached
+from celery_once_fenced.enforcement import enforce
+from celery_once_fenced.errors import DuplicateError
+from celery_once_fenced.events import emit
+from celery_once_fenced.guard import Guard
+from celery_once_fenced.header import HEADER, Header
+from celery_once_fenced.keys import Key, new_id
+from celery_once_fenced.policy import SPANS
+from celery_once_fenced.run import Again, Aside, Conflict, Defer, Execution, Returned, Skip
+from celery_once_fenced.runtime import Runtime
+from celery_once_fenced.stores import Enqueue, Hold, Start
+from celery_once_fenced.stores.memory import MemoryLeaseStore
+from celery_once_fenced.testing.clock import Clock
+from celery_once_fenced.testing.results import EagerError, LaterResult
+from celery_once_fenced.testing.signatures import guarded_task, key_of
+from celery_once_fenced.testing.stillness import StillFenceKeeper, StillLeaseKeeper
+from celery_once_fenced.testing.swap import swapped
+
+__all__ = ["Enforced", "enforce_once"]
+
+
+@contextmanager
+def enforce_once(app: Any = None) -> Iterator[Enforced]:
+    """Guard eager calls for the length of the block: leases in memory, time by ``once.clock``.
+
+    Turns ``task_always_eager`` on.  No broker, worker, result backend or Redis is asked; fence and ledger are the
+    project's own database, in the transaction of the test where Django's TestCase opened one.
+
+    Args:
+        app: The Celery app.  Default: the current one, or the one that has the setting ``once_fenced``.
+
+    Raises:
+        ConfigError: there is no app with this setting, or the setting is wrong.
+    """
+    once = Enforced(runtimes.current() if app is None else runtimes.runtime_of(app))
+    with once._in_place():
+        yield once
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A message that no worker has come to."""
+
+    task: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    task_id: str
+    retries: int
+    headers: Mapping[str, Any]
+    link: Any
+    link_error: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    task_id: str
+    fenced: bool
+
+
+class Enforced:
+    """The state of one ``enforce_once()`` block.  Not for several threads at once."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.clock = Clock(self._moved)
+        """The time of leases, windows and, for what the ledger keeps, of the database."""
+        self._runtime = runtime
+        self._ledger = _ledger_of(runtime)
+        self._leases = MemoryLeaseStore(self.clock)
+        self._results: dict[str, EagerResult] = {}
+        self._waiting: list[_Waiting] = []
+        self._running: list[_Running] = []
+        self._delivering = ""
+        self._queueing = 0
+        self._holding = 0
+
+    # --- for tests ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def hold(self, signature: Any, *, queued: bool = False) -> Iterator[str]:
+        """Hold the key of a call, as a task that runs it on another worker; gives the task id of that holder.
+
+        The hold is never renewed: ``clock.advance`` beyond the lease lets it lapse, as after a crash.  What was put off
+        because of it runs when the block ends.
+
+        Args:
+            signature: The call, such as ``refresh_feed.s(7)``.
+            queued: Hold it as a call that no worker has come to.  So it is where ``unique`` knows no other hold.
+
+        Raises:
+            EagerError: the key is held already, or its span has no queued hold.
+        """
+        task, key = guarded_task(signature), key_of(signature)
+        holder, task_id = new_id(), str(uuid.uuid4())
+        span = task.blueprint.policy.span
+        slot: Literal["q", "r"] = "q" if queued or not span.sets_r else "r"
+        if slot == "q" and not span.sets_q:
+            raise EagerError(f"{key.text}: unique={task.blueprint.policy.unique!r} holds no key while queued")
+        by = self._take(slot, task, key, holder, task_id)
+        if by is not None:
+            raise EagerError(f"{key.text} is held by task {by.task_id} already")
+        with self._block("_holding"):
+            try:
+                yield task_id
+            finally:
+                self._leases.release(key.digest, slot, holder)
+
+    def _take(self, slot: str, task: Any, key: Key, holder: str, task_id: str) -> Hold | None:
+        policy = task.blueprint.policy
+        if slot == "q":
+            return self._leases.enqueue(Enqueue(key, task.name, policy.span, holder, task_id, policy.hold)).by
+        span = SPANS["while_executing"]
+        return self._leases.start(
+            Start(key, task.name, span, key.digest, holder, holder, task_id, "test", policy.lease, False)
+        ).by
+
+    @contextmanager
+    def queueing(self) -> Iterator[None]:
+        """As if no worker were up: calls of guarded tasks wait, in order, and run when the block ends."""
+        with self._block("_queueing"):
+            yield
+
+    @contextmanager
+    def _block(self, kind: str) -> Iterator[None]:
+        setattr(self, kind, getattr(self, kind) + 1)
+        try:
+            yield
+        finally:
+            setattr(self, kind, getattr(self, kind) - 1)
+        self._work_if_idle()
+
+    @property
+    def waiting(self) -> list[Any]:
+        """The calls that wait, as signatures: queued, or deferred because their key was held."""
+        return [one.task.signature(one.args, one.kwargs, task_id=one.task_id) for one in self._waiting]
+
+    def work(self) -> int:
+        """Let a worker run what waits, until nothing is left but what would be deferred again; how many have run.
+
+        Errors of the bodies are in their results.
+        """
+        ran, progress = 0, True
+        while progress:
+            batch, self._waiting = self._waiting, []
+            done = [self._deliver(one) for one in batch]
+            progress = any(done)
+            ran += sum(done)
+        return ran
+
+    # --- what the task classes ask ------------------------------------------------------------------------------------
+
+    def guards(self, task: Any) -> bool:
+        """See ``Enforcer``.  A task whose options are wrong is an error here, as it would be in a worker."""
+        return task.blueprint.runtime is self._runtime
+
+    def send(self, publication: Any, *, bypass: bool, once_key: str | None) -> Any:
+        """See ``Enforcer``."""
+        publication.options["throw"] = False  # an error of the body is none of the publishing
+        sent = publication.send(bypass=bypass, once_key=once_key)
+        outcome = sent.outcome
+        if outcome.status == "duplicate":
+            result: Any = LaterResult(outcome.task_id, publication.task.name, self._results)
+        elif self._waits(sent.id):
+            result = LaterResult(sent.id, publication.task.name, self._results)
+        else:
+            result = self._results.setdefault(sent.id, sent)
+        result.outcome = outcome
+        self._work_if_idle()
+        self._propagate(result)
+        return result
+
+    def run(self, task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See ``Enforcer``."""
+        request.once_passage = True
+        request._protected = 1  # as in a worker: a body that calls its own task gets a request of its own
+        if any(running.task_id == request.id for running in self._running):
+            return task.run(*args, **kwargs)  # replace() in eager mode: the same call, inside its own body
+        header = _header_of(request)
+        if header is not None and self._must_wait(request.id):
+            self._put_aside(task, request, args, kwargs, header)
+            raise Ignore("queued")
+        execution = execution_of(task, request, args, kwargs)
+        if execution is None:
+            return task.run(*args, **kwargs)
+        result = self._guarded(task, execution, lambda _grant: task.run(*args, **kwargs))
+        if isinstance(result, Returned):
+            return result.value
+        return self._step_aside(task, request, execution, result, header)
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def _guarded(self, task: Any, execution: Execution, body: Callable[[Any], Any]) -> Returned | Aside:
+        fenced = execution.policy.correctness
+        if fenced and self._ledger is not None:
+            self._ledger.enter(task.name)
+        self._running.append(_Running(execution.task_id, fenced))
+        try:
+            return self._runtime.guard.run(replace(execution, stored_success=self._stored_success), body)
+        finally:
+            self._running.pop()
+            if fenced and self._ledger is not None:
+                self._ledger.leave()
+
+    def _stored_success(self, task_id: str) -> tuple[bool | None, object]:
+        result = self._results.get(task_id)
+        return (False, None) if result is None or not result.successful() else (True, result.result)
+
+    def _must_wait(self, task_id: str) -> bool:
+        """A worker takes what a fenced body sends, outside of its transaction: so after it."""
+        inside = any(running.fenced for running in self._running)
+        return task_id != self._delivering and (self._queueing > 0 or inside)
+
+    def _waits(self, task_id: str) -> bool:
+        return any(one.task_id == task_id for one in self._waiting)
+
+    def _put_aside(
+        self, task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any], header: Header
+    ) -> None:
+        headers = {**(request.headers or {}), HEADER: header.dump()}
+        links = (request.callbacks, request.errbacks)
+        self._waiting.append(_Waiting(task, args, kwargs, request.id, request.retries, headers, *links))
+
+    def _deliver(self, one: _Waiting) -> bool:
+        """Whether it has run; False: it is put aside again."""
+        before, self._delivering = self._delivering, one.task_id
+        try:
+            result = one.task.apply(
+                one.args,
+                one.kwargs,
+                link=one.link,
+                link_error=one.link_error,
+                task_id=one.task_id,
+                retries=one.retries,
+                throw=False,
+                headers=one.headers,
+            )
+        finally:
+            self._delivering = before
+        if self._waits(one.task_id):
+            return False
+        self._results.setdefault(one.task_id, result)
+        return True
+
+    def _work_if_idle(self) -> None:
+        if self._waiting and not (self._running or self._queueing or self._holding or self._delivering):
+            self.work()
+
+    def _propagate(self, result: Any) -> None:
+        eager_propagates = self._runtime.app.conf.task_eager_propagates
+        if eager_propagates and result.state == states.FAILURE and isinstance(result.result, BaseException):
+            raise result.result
+
+    # --- what the guard says ------------------------------------------------------------------------------------------
+
+    def _step_aside(self, task: Any, request: Any, ex: Execution, aside: Aside, header: Header | None) -> Any:
+        if isinstance(aside, Conflict):
+            self._runtime.admission.withdraw(ex.digest, ex.delivery)
+            raise DuplicateError(ex.key.text, aside.by)
+        if isinstance(aside, Skip):
+            self._skip(request, ex, aside)
+        elif isinstance(aside, Defer | Again):
+            if header is None:
+                raise EagerError(
+                    f"{ex.key.text} is held, and a worker would come back to this call ({aside.why}); apply() and canvas in "
+                    "eager mode have nobody to do so: call it by delay() or apply_async()"
+                )
+            self._put_aside(task, request, request.args, request.kwargs, _next_header(header, ex, aside))
+            emit(
+                "execution.deferred",
+                key=ex.digest,
+                task=ex.task,
+                task_id=ex.task_id,
+                seconds=aside.seconds,
+                why=aside.why,
+            )
+        raise Ignore("put off, skipped or dropped")
+
+    def _skip(self, request: Any, ex: Execution, aside: Skip) -> None:
+        """Nobody awaits the result: it ends REVOKED, so that ``get()`` returns (E14)."""
+        self._runtime.admission.withdraw(ex.digest, ex.delivery)
+        emit("execution.skipped", key=ex.digest, task=ex.task, task_id=ex.task_id, holder_task=aside.by)
+        error = TaskRevokedError(f"skipped: {ex.key.text} is held by task {aside.by}")
+        self._results[request.id] = EagerResult(request.id, error, states.REVOKED, name=ex.task)
+
+    # --- being in place -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._stores())
+            conf = self._runtime.app.conf
+            stack.callback(setattr, conf, "task_always_eager", conf.task_always_eager)
+            conf.task_always_eager = True
+            stack.callback(enforce, enforce(self))
+            signals.task_postrun.connect(self._on_postrun, weak=False)
+            stack.callback(signals.task_postrun.disconnect, self._on_postrun)
+            yield
+
+    @contextmanager
+    def _stores(self) -> Iterator[None]:
+        keeper = StillLeaseKeeper(self._leases, clock=self.clock)
+        parts: dict[str, Any] = {
+            "leases": self._leases,
+            "keeper": keeper,
+            "admission": Admission(self._leases),
+        }
+        if self._ledger is not None:
+            fences = StillFenceKeeper(self._ledger, clock=self.clock)
+            parts |= {"ledger": self._ledger, "fence_keeper": fences}
+        with swapped(self._runtime, **parts):
+            vars(self._runtime)["guard"] = Guard(
+                self._leases,
+                self._runtime._correctness(),
+                keeper=keeper,
+                backing=Detached(lambda: self._runtime),
+                sleep=lambda _seconds: None,  # nothing can change meanwhile
+                jitter=lambda: 0.0,
+            )
+            yield
+
+    def _on_postrun(self, task: Any = None, **_: Any) -> None:
+        """A message that never reached its body, as when ``before_start`` raised, holds its key no longer (E8c)."""
+        request = task.request_stack.top if hasattr(task, "blueprint") and self.guards(task) else None
+        if request is None or getattr(request, "once_passage", None) or not request.is_eager:
+            return
+        header = Header.parse((request.headers or {}).get(HEADER))
+        if header is not None and header.key is not None:
+            self._runtime.admission.withdraw(header.key.digest, header.delivery)
+
+    def _moved(self, seconds: float) -> None:
+        if self._ledger is not None:
+            self._ledger.let_pass(seconds)
+
+
+def _ledger_of(runtime: Runtime) -> Any:
+    if runtime.database is None:
+        return None
+    from celery_once_fenced.testing.ledger import LedgerInTest
+
+    source = runtime.settings.postgres_url or runtime.database.conninfo  # type: ignore[attr-defined]
+    return LedgerInTest(source, runtime.database.alias)
+
+
+def _header_of(request: Any) -> Header | None:
+    """The header of a message, where the gate looks for it; a retry in eager mode is a new delivery (E10)."""
+    header = Header.parse((request.headers or {}).get(HEADER))
+    if header is None:
+        return None
+    if request.retries and header.delivery and not header.deferrals:
+        header = replace(header, delivery=new_id(), run=header.run or header.delivery)
+    setattr(request, HEADER, header.dump())
+    return header
+
+
+def _next_header(header: Header, ex: Execution, aside: Defer | Again) -> Header:
+    """Of the same message as it is published again: by deferral the same delivery, else a new one (D1, C13)."""
+    header = replace(header, key=ex.key, fingerprint=ex.fingerprint, run=ex.run)
+    if isinstance(aside, Again):
+        return replace(header, delivery=new_id(), deferrals=0, republished=ex.republished + 1)
+    return replace(
+        header,
+        delivery=ex.delivery,
+        deferrals=ex.deferrals + 1,
+        answer_from=aside.answer_from or ex.answer_from,
+    )
