@@ -12,7 +12,7 @@ SECONDS ?= 600
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-load admin chaos test test-all debian lint format bench matrix docs wheel requirements clean
+.PHONY: help demo demo-load admin chaos test test-all debian lint format bench bench-quick matrix docs wheel requirements clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,8 +49,11 @@ format: $(VENV)/.dev ## Format the code and repair what ruff can repair
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev ## Measure what a guarded task costs
-	$(BIN)/python -m benchmarks
+bench: $(VENV)/.bench ## Measure what a guarded task costs beside bare tasks, peers and raw clients (a quarter of an hour)
+	$(BIN)/python -m benchmarks --json build/bench.json --plot build/bench.svg $(ARGS)
+
+bench-quick: $(VENV)/.bench ## The same with fewer rounds and smaller tables (two minutes)
+	$(BIN)/python -m benchmarks --quick --json build/bench-quick.json --plot build/bench-quick.svg $(ARGS)
 
 matrix: $(VENV)/.dev ## Run the tests for all supported versions of Python, Celery, Django and redis-py
 	$(BIN)/nox
@@ -62,7 +65,7 @@ wheel: $(VENV)/.dev ## Build the sdist and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
 
 requirements: $(VENV)/.dev ## Compile requirements/*.txt anew, with the newest versions
-	for name in demo dev; do (cd requirements && ../$(BIN)/python -m piptools compile --upgrade --generate-hashes \
+	for name in demo dev bench; do (cd requirements && ../$(BIN)/python -m piptools compile --upgrade --generate-hashes \
 		--strip-extras --allow-unsafe --no-annotate --no-header --no-emit-index-url --no-emit-trusted-host \
 		--no-emit-find-links --output-file $$name.txt $$name.in) || exit 1; done
 
@@ -84,6 +87,10 @@ $(VENV)/.demo: requirements/demo.txt pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.demo
 	$(PIP) install --require-hashes --requirement requirements/dev.txt
+	@touch $@
+
+$(VENV)/.bench: requirements/bench.txt $(VENV)/.demo
+	$(PIP) install --require-hashes --requirement requirements/bench.txt
 	@touch $@
 
 DEBIAN := redis-server postgresql-15 rabbitmq-server pgbouncer chromium

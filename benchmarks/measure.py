@@ -1,53 +1,135 @@
-"""Time several ways of doing one thing, in turn, round after round, and compare them to the first."""
+"""Several ways of doing one thing, timed in turn, round after round, and compared within the run.
+
+Absolute figures belong to a machine and its mood; ratios of ways that took turns are what can be repeated.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-__all__ = ["Measured", "compare"]
+__all__ = ["Comparison", "Effort", "Goal", "Measure", "Way", "compare"]
 
 Way = Callable[[int], object]
 """Does the thing once; the number differs at every call, so that a key can be new."""
 
+Statistic = Literal["median", "p99", "minimum"]
+
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One way, in microseconds a call; ``ratio`` is the median of its rounds against the first way's."""
+class Effort:
+    """How much is measured."""
+
+    quick: bool
+    rounds: int
+    calls: int
+
+    @classmethod
+    def of(cls, *, quick: bool) -> Effort:
+        return cls(quick, rounds=5, calls=100) if quick else cls(quick, rounds=20, calls=200)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What every way took: one list of values for each round, in the measure's unit."""
+
+    ways: Mapping[str, Sequence[Sequence[float]]]
+    notes: Mapping[str, float] = field(default_factory=dict)
+    """Figures that are no ratio of two ways, by name; goals may be about them."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Median, minimum, p99, and the ratio to the first way with its spread."""
+        first = next(iter(self.ways))
+        return [{"way": name, **self._figures(name), **self.against(name, first)} for name in self.ways]
+
+    def against(self, way: str, other: str) -> dict[str, float]:
+        """``ratio``: the median of the rounds' ratios of medians.  ``spread``: largest less smallest, over that."""
+        pairs = zip(self.ways[way], self.ways[other], strict=True)
+        ratios = [statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs]
+        ratio = statistics.median(ratios)
+        return {
+            "ratio": ratio,
+            "spread": (max(ratios) - min(ratios)) / ratio,
+            "ratio_of_minima": self._pooled(way)[0] / self._pooled(other)[0],
+        }
+
+    def value(self, goal: Goal) -> float:
+        """The figure that a goal is about."""
+        if goal.against is None:
+            return self.notes[goal.way]
+        if goal.statistic == "median":
+            return self.against(goal.way, goal.against)["ratio"]
+        return self._figures(goal.way)[goal.statistic] / self._figures(goal.against)[goal.statistic]
+
+    def _figures(self, name: str) -> dict[str, float]:
+        every = self._pooled(name)
+        p99 = every[min(int(len(every) * 0.99), len(every) - 1)]
+        return {"median": statistics.median(every), "minimum": every[0], "p99": p99}
+
+    def _pooled(self, name: str) -> list[float]:
+        return sorted(value for values in self.ways[name] for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """``way`` against another way of the same measure, or, without ``against``, a note of that name.
+
+    ``most`` is an upper bound, ``least`` a lower one; ``most_in_python`` holds where redis-py reads replies in Python.
+    """
+
+    way: str
+    against: str | None = None
+    most: float | None = None
+    least: float | None = None
+    most_in_python: float | None = None
+    statistic: Statistic = "median"
+
+    def limit(self, parser: str) -> str:
+        """The bound in words."""
+        if self.least is not None:
+            return f"≥ {self.least:g}"
+        return f"≤ {self._most(parser):g}"
+
+    def met(self, value: float, parser: str) -> bool:
+        return value >= self.least if self.least is not None else value <= self._most(parser)
+
+    def _most(self, parser: str) -> float:
+        most = self.most_in_python if parser == "python" and self.most_in_python is not None else self.most
+        assert most is not None
+        return most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One row of the table: what is compared, and what is asked of it."""
 
     name: str
-    median: float
-    minimum: float
-    p99: float
-    ratio: float
-    spread: float
-    """Largest less smallest ratio of a round, over the median ratio."""
-
-    def row(self) -> str:
-        return (
-            f"  {self.name:<44} {self.median:9.1f} {self.minimum:9.1f} {self.p99:9.1f}   "
-            f"{self.ratio:6.2f}  ±{self.spread / 2:4.0%}"
-        )
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
+    title: str
+    unit: str
+    run: Callable[[Effort], Comparison]
+    goals: tuple[Goal, ...]
+    parsers: tuple[str, ...] = ("",)
+    """``("hiredis", "python")``: measured with and without hiredis."""
 
 
-def compare(ways: Mapping[str, Way], *, rounds: int, calls: int, size: int = 1) -> list[Measured]:
-    """Each round times every way ``calls`` times; the first round is a warm-up.  The order turns with the rounds.
+def compare(
+    ways: Mapping[str, Way], *, rounds: int, calls: int, size: int = 1, warm_up: bool = True
+) -> Comparison:
+    """Each round times every way ``calls`` times; the order turns with the rounds.  The first round does not count.
 
     ``size``: how many things a way does at once; figures are for one of them.
     """
     times: dict[str, list[list[float]]] = {name: [] for name in ways}
     number = 0
-    for turn in range(rounds + 1):
+    for turn in range(rounds + warm_up):
         names = list(ways)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             times[name].append(_time(ways[name], number, calls, size))
             number += calls
-    return [_measured(name, times[name][1:], next(iter(times.values()))[1:]) for name in ways]
+    return Comparison({name: taken[warm_up:] for name, taken in times.items()})
 
 
 def _time(way: Way, number: int, calls: int, size: int) -> list[float]:
@@ -57,11 +139,3 @@ def _time(way: Way, number: int, calls: int, size: int) -> list[float]:
         way(call)
         taken.append((time.perf_counter() - began) * 1e6 / size)
     return taken
-
-
-def _measured(name: str, rounds: list[list[float]], first: list[list[float]]) -> Measured:
-    every = sorted(value for taken in rounds for value in taken)
-    ratios = [statistics.median(a) / statistics.median(b) for a, b in zip(rounds, first, strict=True)]
-    ratio = statistics.median(ratios)
-    spread = (max(ratios) - min(ratios)) / ratio
-    return Measured(name, statistics.median(every), every[0], every[int(len(every) * 0.99)], ratio, spread)

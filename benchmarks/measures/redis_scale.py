@@ -1,0 +1,114 @@
+"""The Redis side: memory of held keys, calls among many of them, renewal of many leases."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+
+import redis
+
+from benchmarks.measure import Comparison, Effort, Goal, Measure, compare
+from benchmarks.stage import redis_url
+from celery_once_fenced.keys import Key
+from celery_once_fenced.policy import SPANS
+from celery_once_fenced.stores import Enqueue, Renewal, Start
+from celery_once_fenced.stores.redis import RedisLeaseStore
+from example_project.servers import start_redis
+
+__all__ = ["HELD", "MEMORY", "RENEWAL"]
+
+TEXT = 60
+FEW = 100
+LEASES = 100
+
+
+def _key(run: str, number: int) -> Key:
+    text = f"bench.task:{run}:{number}".ljust(TEXT, "x")
+    return Key(hashlib.sha256(text.encode()).hexdigest(), text)
+
+
+def enqueuer(url: str) -> Callable[[int], object]:
+    """Takes q for a new key, for an hour."""
+    store, run = RedisLeaseStore(url, namespace="bench", socket_timeout=5.0), secrets.token_hex(4)
+    span = SPANS["until_executed"]
+
+    def enqueue(number: int) -> None:
+        task_id = secrets.token_hex(16)
+        store.enqueue(Enqueue(_key(run, number), "bench.task", span, task_id, task_id, 3600.0))
+
+    return enqueue
+
+
+def memory(effort: Effort) -> Comparison:
+    held = 5_000 if effort.quick else 50_000
+    with start_redis() as server, redis.Redis.from_url(server.url) as client:
+        enqueue = enqueuer(server.url)
+        enqueue(-1)  # the script, the counters
+        before = client.info("memory")["used_memory"]
+        for number in range(held):
+            enqueue(number)
+        bytes_each = (client.info("memory")["used_memory"] - before) / held
+    return Comparison({}, {"bytes a held key": bytes_each, "held keys": held})
+
+
+def among_held(effort: Effort) -> Comparison:
+    many = 10_000 if effort.quick else 100_000
+    with start_redis() as few_server, start_redis() as many_server:
+        ways = {f"{FEW} held": enqueuer(few_server.url), "many held": enqueuer(many_server.url)}
+        for way, held in zip(ways.values(), (FEW, many), strict=True):
+            for number in range(held):
+                way(-1 - number)
+        return compare(ways, rounds=effort.rounds, calls=effort.calls)
+
+
+def renewal(effort: Effort) -> Comparison:
+    url = redis_url(6)
+    store, run = RedisLeaseStore(url, namespace="bench", socket_timeout=5.0), secrets.token_hex(4)
+    leases = [_lease(store, _key(run, number)) for number in range(LEASES)]
+    ways = {"one lease": lambda _: store.renew(leases[:1]), f"{LEASES} leases": lambda _: store.renew(leases)}
+    return compare(ways, rounds=effort.rounds, calls=effort.calls)
+
+
+def _lease(store: RedisLeaseStore, key: Key) -> Renewal:
+    holder, span = secrets.token_hex(16), SPANS["until_executed"]
+    store.start(
+        Start(
+            key=key,
+            task="bench.task",
+            span=span,
+            slot=key.digest,
+            delivery=holder,
+            holder=holder,
+            task_id=holder,
+            worker="worker@host",
+            lease=3600.0,
+            redelivery=False,
+        )
+    )
+    return Renewal(key.digest, key.digest, holder, "bench.task", 3600.0)
+
+
+MEMORY = Measure(
+    name="redis-memory",
+    title="Redis memory of a held key with 60 characters of text",
+    unit="bytes",
+    run=memory,
+    goals=(Goal("bytes a held key", most=350.0),),
+)
+HELD = Measure(
+    name="redis-held",
+    title="Call of a new key among many held ones ÷ among 100",
+    unit="µs",
+    run=among_held,
+    goals=(Goal("many held", f"{FEW} held", most=1.2, statistic="p99"),),
+    parsers=("hiredis",),
+)
+RENEWAL = Measure(
+    name="renewal",
+    title="Renewal of 100 leases of one process ÷ of one",
+    unit="µs",
+    run=renewal,
+    goals=(Goal(f"{LEASES} leases", "one lease", most=5.0),),
+    parsers=("hiredis", "python"),
+)

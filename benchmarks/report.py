@@ -1,0 +1,105 @@
+"""Figures for people: in a terminal, as a Markdown table, as a plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+__all__ = ["MARKS", "goal_line", "markdown", "plot", "terminal"]
+
+MARKS = ("<!-- figures: python -m benchmarks --docs -->", "<!-- end of figures -->")
+PARSERS = {"": "", "hiredis": "with hiredis", "python": "without hiredis"}
+
+Figures = dict[str, Any]
+
+
+def terminal(figures: Figures) -> str:
+    """One measure as lines of text."""
+    parser = PARSERS[figures["parser"]]
+    title = f"{figures['title']}{f', {parser}' if parser else ''} ({figures['unit']})"
+    lines = [f"\n{title}", f"  {'':<44} {'median':>10} {'min':>10} {'p99':>10}   ratio  spread  of minima"]
+    lines += [
+        f"  {row['way']:<44} {row['median']:10.1f} {row['minimum']:10.1f} {row['p99']:10.1f}"
+        f"  {row['ratio']:6.2f}  ±{row['spread'] / 2:4.0%}  {row['ratio_of_minima']:9.2f}"
+        for row in figures["rows"]
+    ]
+    lines += [f"  {name}: {value:,.2f}" for name, value in figures["notes"].items()]
+    return "\n".join([*lines, *(f"  {goal_line(goal)}" for goal in figures["goals"])])
+
+
+def goal_line(goal: Figures) -> str:
+    what = goal["way"] if goal["against"] is None else f"{goal['way']} ÷ {goal['against']}"
+    statistic = "" if goal["statistic"] == "median" else f", {goal['statistic']}"
+    return f"{'met   ' if goal['met'] else 'MISSED'} {what}{statistic}: {goal['value']:.2f} (goal {goal['limit']})"
+
+
+def markdown(run: Figures) -> str:
+    """The tables of ``docs/reference/performance.md``, with machine, versions and date."""
+    about = " · ".join(f"{name} {value}" for name, value in run["machine"].items())
+    quick = " (quick)" if run["quick"] else ""
+    lines = [f"Measured {run['date']}{quick}: {about}.", "", *_goals(run), "", "![Ratios](performance.svg)"]
+    for figures in run["measures"]:
+        if figures["rows"]:
+            lines += ["", *_table(figures)]
+    return "\n".join(lines)
+
+
+def _goals(run: Figures) -> list[str]:
+    lines = ["| measure | | ratio | goal | |", "|---|---|---|---|---|"]
+    for figures in run["measures"]:
+        for goal in figures["goals"]:
+            against = f" ÷ {goal['against']}" if goal["against"] else ""
+            statistic = "" if goal["statistic"] == "median" else f", {goal['statistic']}"
+            lines.append(
+                f"| {figures['title']} | {goal['way']}{against}{statistic}{_comma(figures['parser'])} | {goal['value']:.2f} "
+                f"| {goal['limit']} | {'met' if goal['met'] else '**missed**'} |"
+            )
+    return lines
+
+
+def _table(figures: Figures) -> list[str]:
+    lines = [
+        f"**{figures['title']}**{_comma(figures['parser'])} ({figures['unit']})",
+        "",
+        "| | median | minimum | p99 | ratio | spread | ratio of minima |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['way']} | {row['median']:,.1f} | {row['minimum']:,.1f} | {row['p99']:,.1f} | {row['ratio']:.2f} "
+        f"| ±{row['spread'] / 2:.0%} | {row['ratio_of_minima']:.2f} |"
+        for row in figures["rows"]
+    ]
+    return lines
+
+
+def _comma(parser: str) -> str:
+    return f", {PARSERS[parser]}" if parser else ""
+
+
+def plot(run: Figures, path: Path) -> None:
+    """Ratios as bars, a chart for each measure; the bar of the first way is 1."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "once-fenced"
+    from matplotlib import pyplot
+
+    shown = [figures for figures in run["measures"] if len(figures["rows"]) > 1]
+    rows = (len(shown) + 1) // 2
+    canvas, axes = pyplot.subplots(rows, 2, figsize=(13, 2.3 * rows), squeeze=False)
+    for axis in axes.flat[len(shown) :]:
+        axis.axis("off")
+    for axis, figures in zip(axes.flat, shown, strict=False):
+        names = [row["way"] for row in figures["rows"]][::-1]
+        ratios = [row["ratio"] for row in figures["rows"]][::-1]
+        spreads = [row["spread"] * row["ratio"] / 2 for row in figures["rows"]][::-1]
+        colours = ["#1b6ca8" if name.startswith(("guarded", "fenced")) else "#b8c4cc" for name in names]
+        axis.barh(names, ratios, xerr=spreads, color=colours, error_kw={"ecolor": "#555", "lw": 1})
+        axis.axvline(1, color="#333", lw=0.8)
+        axis.set_title(
+            f"{figures['title'].replace('`', '')}{_comma(figures['parser'])}", fontsize=8, loc="left"
+        )
+        axis.tick_params(labelsize=7)
+        axis.spines[["top", "right"]].set_visible(False)
+    canvas.tight_layout()
+    canvas.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
