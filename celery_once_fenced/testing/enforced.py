@@ -330,10 +330,13 @@ class Enforced:
             "keeper": keeper,
             "admission": Admission(self._leases),
         }
-        if self._ledger is not None:
-            fences = StillFenceKeeper(self._ledger, clock=self.clock)
-            parts |= {"ledger": self._ledger, "fence_keeper": fences}
-        with swapped(self._runtime, **parts):
+        with ExitStack() as stack:
+            if self._ledger is not None:
+                # A test database cannot be dropped while somebody is connected to it.
+                stack.callback(self._ledger.close)
+                fences = StillFenceKeeper(self._ledger, clock=self.clock)
+                parts |= {"ledger": self._ledger, "fence_keeper": fences}
+            stack.enter_context(swapped(self._runtime, **parts))
             vars(self._runtime)["guard"] = Guard(
                 self._leases,
                 self._runtime._correctness(),
