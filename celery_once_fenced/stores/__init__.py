@@ -50,6 +50,15 @@ from celery_once_fenced.stores.ledger_store import (
     LedgerStore,
     Transaction,
 )
+from celery_once_fenced.stores.listing import (
+    Census,
+    Cursor,
+    HoldListing,
+    HoldPage,
+    HoldQuery,
+    Listed,
+    TaskCensus,
+)
 
 __all__ = [
     "AbandonReply",
@@ -57,9 +66,11 @@ __all__ = [
     "Abandonment",
     "Acquire",
     "Acquired",
+    "Census",
     "Claim",
     "Claimed",
     "Completion",
+    "Cursor",
     "Database",
     "EffectFinish",
     "EffectStart",
@@ -71,8 +82,12 @@ __all__ = [
     "Held",
     "HeldFence",
     "Hold",
+    "HoldListing",
+    "HoldPage",
+    "HoldQuery",
     "LeaseStore",
     "LedgerStore",
+    "Listed",
     "Mode",
     "Operation",
     "OutboxMessage",
@@ -86,6 +101,7 @@ __all__ = [
     "Start",
     "StartAnswer",
     "Started",
+    "TaskCensus",
     "Transaction",
     "Verdict",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from celery_once_fenced.keys import Key
 from celery_once_fenced.policy import Span
+from celery_once_fenced.stores.hold import Hold, Slot
+from celery_once_fenced.stores.listing import HoldListing
 
 __all__ = [
     "End",
@@ -24,37 +26,8 @@ __all__ = [
     "Started",
 ]
 
-Slot = Literal["q", "r"]
 Mode = Literal["new", "awaited", "successor", "deferred"]
 StartAnswer = Literal["granted", "done", "ending", "twin", "successor", "busy", "superseded"]
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """One occupied slot, as the store shows it."""
-
-    slot: Slot
-    digest: str
-    """Hexadecimal key digest."""
-    holder: str
-    """The delivery id for q, the start's holder for r: what a release must name.
-
-    A value that is no hold of ours shows as ``?`` and a hash of it, so that a person can release what they saw.
-    """
-    task_id: str
-    delivery: str
-    since: float
-    """Unix time by the store's clock."""
-    left: float
-    """Seconds until it lapses by itself."""
-    worker: str = ""
-    """Node name of the worker; empty for q."""
-    text: str = ""
-    """Readable key, shortened to 100 characters."""
-    task: str = ""
-    """Task name."""
-    name: str = ""
-    """Of the r slot where it is not the key's own: the delivery id, for a span without r (twin guard).  Else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +125,7 @@ class Renewal:
     lease: float
 
 
-class LeaseStore(Protocol):
+class LeaseStore(HoldListing, Protocol):
     """Every method is one round trip and raises ``StoreUnavailableError`` when it gets no answer in time."""
 
     def enqueue(self, ask: Enqueue) -> Enqueued: ...
@@ -175,18 +148,6 @@ class LeaseStore(Protocol):
 
     def count(self, digest: str, task: str, counter: str) -> None:
         """Add one to a counter of a task that no script counts by itself."""
-        ...
-
-    def look(self, digest: str) -> list[Hold]:
-        """The occupied slots of one key: none, q, r or both (not the twin guards, which ``holds`` lists)."""
-        ...
-
-    def holds(self) -> Iterator[Hold]:
-        """All occupied slots, soonest to lapse first within a bucket, from the index: no ``KEYS``, no ``SCAN`` (E19)."""
-        ...
-
-    def stats(self) -> Mapping[str, Mapping[str, int]]:
-        """Counters per task name, summed over the buckets."""
         ...
 
     def maxmemory_policy(self) -> str | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from celery_once_fenced.stores import (
     End,
@@ -29,6 +29,7 @@ from celery_once_fenced.stores import (
     StartAnswer,
     Started,
 )
+from celery_once_fenced.stores.memory_listing import MemoryListing
 from celery_once_fenced.stores.memory_state import Held, State
 
 __all__ = ["MemoryLeaseStore"]
@@ -36,7 +37,7 @@ __all__ = ["MemoryLeaseStore"]
 MAX_TEXT = 100
 
 
-class MemoryLeaseStore:
+class MemoryLeaseStore(MemoryListing):
     """``LeaseStore`` for the threads of one process.
 
     Args:
@@ -168,21 +169,6 @@ class MemoryLeaseStore:
         del digest  # Names the bucket; here all counters are together.
         with self._lock:
             self._state.count(task, counter)
-
-    def look(self, digest: str) -> list[Hold]:
-        with self._lock:
-            slots = (self._state.occupant("q", digest), self._state.occupant("r", digest))
-            return [self._state.shown(held) for held in slots if held is not None]
-
-    def holds(self) -> Iterator[Hold]:
-        with self._lock:
-            shown = [self._state.shown(held) for held in self._state.all()]
-        return iter(shown)
-
-    def stats(self) -> Mapping[str, Mapping[str, int]]:
-        with self._lock:
-            self._state.all()  # counts what has lapsed
-            return {task: dict(counters) for task, counters in self._state.counters.items()}
 
     def maxmemory_policy(self) -> str | None:
         return "noeviction"

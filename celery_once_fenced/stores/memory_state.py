@@ -8,8 +8,12 @@ from dataclasses import dataclass, replace
 
 from celery_once_fenced.stores import End, Hold, Slot
 from celery_once_fenced.stores.counters import HOLD_MAX, HOLD_SUM, hold_field
+from celery_once_fenced.stores.listing import HOURLY
 
-__all__ = ["Held", "State"]
+__all__ = ["HOUR", "Held", "State"]
+
+HOUR = 3600
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class State:
         self._slots: dict[tuple[Slot, str], Held] = {}
         self._marks: dict[tuple[str, str], float] = {}
         self.counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.hourly: defaultdict[str, Counter[tuple[int, str]]] = defaultdict(Counter)
+        """Per task, by unix hour and counter."""
 
     def now(self) -> float:
         return self._clock()
@@ -85,6 +91,8 @@ class State:
 
     def count(self, task: str, counter: str, by: int = 1) -> None:
         self.counters[task][counter] += by
+        if counter in HOURLY:
+            self.hourly[task][int(self.now() // HOUR), counter] += by
 
     def count_end(self, ask: End, ours: bool) -> None:
         self.count(ask.task, "released" if ours else "lost")

@@ -7,34 +7,25 @@ replies answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.policy import Span
-from celery_once_fenced.stores import End, Enqueue, Enqueued, Hold, Renewal, Settle, Slot, Start, Started
+from celery_once_fenced.stores import End, Enqueue, Enqueued, Renewal, Settle, Slot, Start, Started
 from celery_once_fenced.stores.counters import hold_field
 from celery_once_fenced.stores.redis_link import Command, RedisLink, Script, script
-from celery_once_fenced.stores.redis_values import (
-    MAX_TEXT,
-    add_counters,
-    decode,
-    encode,
-    milliseconds,
-    parse_hold,
-    parse_member,
-)
+from celery_once_fenced.stores.redis_listing import RedisListing
+from celery_once_fenced.stores.redis_values import MAX_TEXT, encode, milliseconds, parse_hold
 
 __all__ = ["RedisLeaseStore"]
 
-BUCKETS = "0123456789abcdef"
-PAGE = 100
 AGAIN: Command = ("1",)
 """What end and release are told when they are asked a second time for want of an answer."""
 
 
-class RedisLeaseStore:
+class RedisLeaseStore(RedisListing):
     """``LeaseStore`` on one Redis or Valkey.  Connects when first used; for many threads, and across forks.
 
     Args:
@@ -163,23 +154,6 @@ class RedisLeaseStore:
     def count(self, digest: str, task: str, counter: str) -> None:
         self._run("count", digest, encode(task), counter)
 
-    def look(self, digest: str) -> list[Hold]:
-        return [
-            parse_hold(slot, digest, value, left) for slot, value, left in self._run("look", digest, digest)
-        ]
-
-    def holds(self) -> Iterator[Hold]:
-        for digit in BUCKETS:
-            yield from self._holds_of(digit)
-
-    def stats(self) -> Mapping[str, Mapping[str, int]]:
-        stats = self._script("stats")
-        total: dict[str, dict[str, int]] = {}
-        for bucket in self._link.ask(*(stats.call(self._bucket(digit)) for digit in BUCKETS)):
-            for task, pairs in bucket:
-                add_counters(total.setdefault(decode(task), {}), pairs)
-        return total
-
     def server_version(self) -> str | None:
         """``valkey 9.1.0`` or ``redis 7.2.4``; None when the server does not say."""
         info = self._info("server")
@@ -204,28 +178,12 @@ class RedisLeaseStore:
 
     # --- wire -----------------------------------------------------------------------------------------------
 
-    def _bucket(self, digest: str) -> str:
-        return f"{{{self._namespace}:{digest[:1]}}}:"
-
     def _script(self, name: str) -> Script:
         return script(name)
 
     def _run(self, name: str, digest: str, *args: str | int, again: Command = ()) -> Any:
         command = self._script(name).call(self._bucket(digest), *args)
         return self._link.ask(command, again=[command + again] if again else ())[0]
-
-    def _holds_of(self, digit: str) -> Iterator[Hold]:
-        score, skip = "-inf", 0
-        seen: set[str] = set()  # a renewal moves a member on, to where it would be met again
-        while page := self._run("list", digit, score, skip, PAGE):
-            last = page[-1][0]
-            skip = sum(row[0] == last for row in page) + (skip if last == score else 0)
-            score = last
-            for row in page:
-                hold = parse_member(row)
-                if hold is not None and row[1] not in seen:
-                    yield hold
-                seen.add(row[1])
 
     def _info(self, section: str) -> dict[str, str]:
         try:

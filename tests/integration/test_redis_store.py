@@ -17,6 +17,7 @@ import redis
 from redis.crc import key_slot
 
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
+from celery_once_fenced.stores import HoldQuery
 from celery_once_fenced.stores.redis import RedisLeaseStore
 from example_project.servers import RedisServer, Servers, start_redis
 from tests.conformance.lease_bench import Bench
@@ -123,7 +124,18 @@ def test_operations_are_one_command_each(bench: Bench, client: redis.Redis) -> N
 
 def test_listings_never_walk_the_keyspace(bench: Bench, client: redis.Redis) -> None:
     bench.enqueue("d1")
-    commands = client_commands(client, lambda: (list(bench.store.holds()), bench.store.stats()), lua=True)
+    store = bench.store
+    commands = client_commands(
+        client,
+        lambda: (
+            list(store.holds()),
+            store.page(HoldQuery(text="x"), 9),
+            store.census(),
+            store.stats(),
+            store.hours(),
+        ),
+        lua=True,
+    )
     assert commands
     assert not {"KEYS", "SCAN"} & set(commands)
 
@@ -162,7 +174,7 @@ def test_everything_of_one_key_lapses_and_lies_in_one_hash_slot(
         f"{bucket}stats:{bench.task}",
     }
     assert len({key_slot(name.encode()) for name in names}) == 1
-    assert len(names) == 8
+    assert len(names) == 9
 
 
 def test_scripts_run_in_a_cluster(make: Make) -> None:
@@ -565,7 +577,7 @@ def test_bookkeeping_of_another_type_fails_no_operation(
     bench: Bench, client: redis.Redis, namespace: str
 ) -> None:
     bucket = f"{{{namespace}:{bench.key.digest[0]}}}:"
-    for name in ("index", "tasks", f"stats:{bench.task}"):
+    for name in ("index", "tasks", f"stats:{bench.task}", f"hours:{bench.task}"):
         client.set(f"{bucket}{name}", "not ours")
     assert bench.enqueue("d1").granted
     assert bench.start("d1", "h1").answer == "granted"

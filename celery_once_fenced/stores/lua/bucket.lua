@@ -10,6 +10,7 @@
 --   <bucket>done:<delivery>     tombstone: a redelivery is dropped (E8)
 --   <bucket>index               sorted set of the holds by expiry in unix ms: "q|digest|digest|task", "r|name|digest|task"
 --   <bucket>stats:<task>        hash of counters;  <bucket>tasks  set of the tasks that have one
+--   <bucket>hours:<task>        hash of the counters of HOURLY by unix hour: "<hour>:<counter>"
 --
 -- name is the digest, or a delivery id where a span without r looks for its twin.  seq and since are microseconds of
 -- this server's clock.  The text comes last and may contain anything; in the other fields the driver encodes "|" and
@@ -70,10 +71,29 @@ local function left(hold, lapse)
   return ms
 end
 
+-- Counted by the hour too, for a day: what a person wants to see the course of.
+local HOURLY = { granted = true, suppressed = true, expired = true, lost = true, fenced_off = true, repeated = true }
+local HOURS_KEPT = 26
+
+local function count_hourly(task, counter, by)
+  local key, hour = bucket .. 'hours:' .. task, math.floor(clock[1] / 3600)
+  if redis.pcall('HINCRBY', key, string.format('%d:%s', hour, counter), by) == by then -- the first in this hour
+    for _, field in ipairs(redis.pcall('HKEYS', key)) do
+      if (tonumber(field:match('^%d+')) or 0) <= hour - HOURS_KEPT then
+        redis.pcall('HDEL', key, field)
+      end
+    end
+    redis.pcall('EXPIRE', key, HOURS_KEPT * 3600)
+  end
+end
+
 local function count(task, counter, by)
   local value = redis.pcall('HINCRBY', bucket .. 'stats:' .. task, counter, by or 1)
   if value == (by or 1) then -- perhaps the first of this task
     redis.pcall('SADD', bucket .. 'tasks', task)
+  end
+  if HOURLY[counter] then
+    count_hourly(task, counter, by or 1)
   end
 end
 

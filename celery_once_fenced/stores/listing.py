@@ -1,0 +1,136 @@
+"""What people ask of a lease store: a page of holds by filters, how many there are, and the counters of the last day.
+
+Holds are paged by cursor, not by number: the order is that of their expiry, each page costs the same however deep it
+is, and a hold that is renewed meanwhile moves on to where it will be met again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from celery_once_fenced.stores.hold import Hold, Slot
+
+__all__ = [
+    "HOURLY",
+    "HOURS",
+    "Census",
+    "Cursor",
+    "HoldListing",
+    "HoldPage",
+    "HoldQuery",
+    "Hours",
+    "Listed",
+    "TaskCensus",
+]
+
+HOURLY = ("granted", "suppressed", "expired", "lost", "fenced_off", "repeated")
+"""Counters that are kept by the hour as well."""
+HOURS = 24
+Hours = Mapping[str, Sequence[int]]
+"""Counter → its number in each of the last 24 hours, the present one last."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """A place in the list of all holds, between two of them."""
+
+    expiry: float
+    """Unix time in milliseconds, by the store's clock."""
+    member: str
+    """Tells holds apart that lapse in the same millisecond."""
+
+    def __str__(self) -> str:
+        return f"{self.expiry:.0f}~{self.member}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor | None:
+        """The inverse of ``str``; None for anything else, as it may come from an address."""
+        expiry, separator, member = text.partition("~")
+        number = expiry.removeprefix("-")
+        if not separator or not number.isdecimal() or not number.isascii() or len(number) > 16:
+            return None
+        return cls(float(expiry), member)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldQuery:
+    """Which holds.  ``tasks``: None = any; ``text``: part of key, task, task id or worker, or a holder, or the
+    beginning of a digest, without regard to the case of ASCII letters.  ``waited``: those somebody waits for.
+    """
+
+    slot: Slot | Literal[""] = ""
+    tasks: frozenset[str] | None = None
+    worker: str = ""
+    text: str = ""
+    waited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A hold on a page."""
+
+    hold: Hold
+    at: Cursor
+    waiting: int = 0
+    """How many messages have stepped aside for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldPage:
+    """``holds``: soonest to lapse first, at most as many as asked for."""
+
+    holds: Sequence[Listed]
+    total: int = 0
+    """How many there are without the query, about."""
+    stopped: Cursor | None = None
+    """Where the search stopped, because it took too long; None where it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCensus:
+    queued: int = 0
+    running: int = 0
+    oldest: float | None = None
+    """Unix time since when its oldest running hold is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """How many holds there are, by task.  An estimate where the store is busy."""
+
+    tasks: Mapping[str, TaskCensus] = field(default_factory=dict)
+    workers: Sequence[str] = ()
+    """Node names of workers that hold something, sorted; of very many, some."""
+
+    @property
+    def total(self) -> int:
+        return sum(task.queued + task.running for task in self.tasks.values())
+
+
+class HoldListing(Protocol):
+    """The reading half of a lease store, for people and metrics.  Never walks the keyspace: no ``KEYS``, no ``SCAN`` (E19)."""
+
+    def look(self, digest: str) -> list[Hold]:
+        """The occupied slots of one key: none, q, r or both (not the twin guards, which ``holds`` lists)."""
+        ...
+
+    def holds(self) -> Iterator[Hold]:
+        """All occupied slots, soonest to lapse first within a bucket."""
+        ...
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        """Counters per task name, summed over the buckets."""
+        ...
+
+    def page(
+        self, query: HoldQuery, size: int, cursor: Cursor | None = None, *, back: bool = False
+    ) -> HoldPage:
+        """The holds after the cursor, or before it (``back``); without one the first, or the last."""
+        ...
+
+    def census(self) -> Census: ...
+    def hours(self) -> Mapping[str, Hours]:
+        """Per task, the counters of ``HOURLY`` in each of the last 24 hours."""
+        ...

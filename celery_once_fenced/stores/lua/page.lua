@@ -1,0 +1,149 @@
+-- Holds of a bucket that a page wants, beside a cursor in the order of the index (E19: no KEYS, no SCAN).
+--
+-- ARGV  1 "next" or "prev"  2 score and 3 member of the cursor, "" = from the end  4 how many holds, at most
+--       5 how many members to look at, at most  6 slot, or ""  7 tasks, one per line, or ""  8 worker, or ""
+--       9 lower-case text that key, task, task id or worker has in it, a holder, or the beginning of a digest, or ""
+--       10 "1": with waiters only
+-- Answers {members in all, score, member, {score, member, value, ms left, waiters}, …}: score and member are those of
+-- the last one looked at, false where the bucket is through.  Changes nothing.
+--
+-- Most of what is looked at is not wanted, so as little as possible is done with it: no pattern is matched before a
+-- chunk is known to hold the text at all.
+
+local CHUNK = 500
+local step = ARGV[1] == 'next' and 1 or -1
+local cursor, at = ARGV[2], ARGV[3]
+local limit, budget = tonumber(ARGV[4]), tonumber(ARGV[5])
+local slot_wanted, worker_wanted, needle, waited = ARGV[6], ARGV[8], ARGV[9], ARGV[10] == '1'
+local DIGEST = 64
+
+local tasks = ARGV[7] ~= '' and {} or nil
+for task in ARGV[7]:gmatch('[^\n]+') do
+  tasks[task] = true
+end
+
+-- The rank that follows the cursor.  Where its member has gone, that of its score: what shares it is met again.
+local function first()
+  if cursor == '' then
+    return step == 1 and 0 or redis.call('ZCARD', index) - 1
+  end
+  local rank = redis.call('ZRANK', index, at)
+  if rank and tonumber(redis.call('ZSCORE', index, at)) == tonumber(cursor) then
+    return rank + step
+  elseif step == 1 then
+    return redis.call('ZCOUNT', index, '-inf', '(' .. cursor)
+  end
+  return redis.call('ZCOUNT', index, '-inf', cursor) - 1
+end
+
+-- The members from `rank` on, in the order of the page.
+local function chunk(rank, size)
+  if rank < 0 then
+    return {}
+  elseif step == 1 then
+    return redis.call('ZRANGE', index, rank, rank + size - 1)
+  end
+  local back = redis.call('ZCARD', index) - 1 - rank
+  return redis.call('ZREVRANGE', index, back, back + size - 1)
+end
+
+-- Those that the index itself does not rule out, and the keys of their slots.
+local function candidates(members)
+  local rows, keys = {}, {}
+  for i, entry in ipairs(members) do
+    local slot = entry:sub(1, 1)
+    if slot_wanted == '' or slot == slot_wanted then
+      local bar = entry:find('|', 3, true)
+      if bar and (not tasks or tasks[entry:sub(bar + DIGEST + 2)]) then
+        rows[#rows + 1] = i
+        keys[#keys + 1] = bucket .. slot .. ':' .. entry:sub(3, bar - 1)
+      end
+    end
+  end
+  return rows, keys
+end
+
+-- The values of the candidates as one text, to see at once whether any of them can match.
+local function may_match(members, values)
+  if needle == '' and worker_wanted == '' then
+    return true
+  end
+  local present = {}
+  for i = 1, #values do
+    present[i] = values[i] or ''
+  end
+  local text = table.concat(present, '\n')
+  return (worker_wanted == '' or text:find('|' .. worker_wanted .. '|', 1, true))
+    and (needle == '' or text:lower():find(needle, 1, true) or table.concat(members, '\n'):find(needle, 1, true))
+end
+
+local function has(field)
+  return field:lower():find(needle, 1, true)
+end
+
+-- Whether a value is a hold of the task the index names, as in list.lua, and one that is wanted.
+local function matches(entry, value)
+  if needle ~= '' and not has(value) and not has(entry) then
+    return false
+  end
+  local slot, _, digest, task = entry:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
+  local holder, task_id, _, _, worker, named, text
+  if slot == 'r' then
+    holder, task_id, _, _, worker, named, text = value:match(LAYOUT.r)
+  elseif slot then
+    holder, task_id, _, named, text = value:match(LAYOUT.q)
+    worker = ''
+  end
+  if not holder or named ~= task or (worker_wanted ~= '' and worker ~= worker_wanted) then
+    return false
+  end
+  return needle == '' or has(text) or has(task) or has(task_id) or has(worker)
+    or holder == needle or digest:sub(1, #needle) == needle
+end
+
+local function waiters(entry)
+  local bar = entry:find('|', 3, true)
+  local number = redis.pcall('ZCARD', bucket .. 'waiting:' .. entry:sub(bar + 1, bar + DIGEST))
+  return type(number) == 'number' and number or 0
+end
+
+local said = {}
+
+-- Adds what is wanted of these members; returns how many of them it came to.
+local function read(members)
+  local rows, keys = candidates(members)
+  local values = #keys > 0 and redis.call('MGET', unpack(keys)) or {}
+  if may_match(members, values) then
+    for i, place in ipairs(rows) do
+      local entry, value = members[place], values[i]
+      local number = value and waited and waiters(entry)
+      if value and number ~= 0 and matches(entry, value) then
+        local score = redis.call('ZSCORE', index, entry)
+        said[#said + 1] = { score, entry, value, redis.call('PTTL', keys[i]), number or waiters(entry) }
+        if #said == limit then
+          return place
+        end
+      end
+    end
+  end
+  return #members
+end
+
+local looked, member = 0, false
+local rank, size = first(), (slot_wanted == '' and ARGV[7] == '' and needle == '' and worker_wanted == '' and not waited)
+  and limit or CHUNK
+while looked < budget and #said < limit do
+  local members = chunk(rank, size)
+  if #members == 0 then
+    member = false
+    break
+  end
+  local read_of_them = read(members)
+  looked, rank, member = looked + read_of_them, rank + step * read_of_them, members[read_of_them]
+end
+
+local answer = { redis.call('ZCARD', index), member and redis.call('ZSCORE', index, member), member }
+for _, row in ipairs(said) do
+  answer[#answer + 1] = row
+end
+return answer

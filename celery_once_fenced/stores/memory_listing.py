@@ -1,0 +1,104 @@
+"""What people ask of the memory store: the twin of ``redis_listing``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+
+from celery_once_fenced.stores.hold import Hold
+from celery_once_fenced.stores.listing import (
+    HOURLY,
+    HOURS,
+    Census,
+    Cursor,
+    HoldPage,
+    HoldQuery,
+    Hours,
+    Listed,
+    TaskCensus,
+)
+from celery_once_fenced.stores.memory_state import HOUR, Held, State
+
+__all__ = ["MemoryListing"]
+
+
+class MemoryListing:
+    """The reading half of ``MemoryLeaseStore``."""
+
+    _lock: threading.RLock
+    _state: State
+
+    def look(self, digest: str) -> list[Hold]:
+        with self._lock:
+            slots = (self._state.occupant("q", digest), self._state.occupant("r", digest))
+            return [self._state.shown(held) for held in slots if held is not None]
+
+    def holds(self) -> Iterator[Hold]:
+        with self._lock:
+            shown = [self._state.shown(held) for held in self._state.all()]
+        return iter(shown)
+
+    def page(
+        self, query: HoldQuery, size: int, cursor: Cursor | None = None, *, back: bool = False
+    ) -> HoldPage:
+        with self._lock:
+            everything = self._state.all()
+            found = [self._listed(held) for held in everything if _matches(query, held.hold)]
+        found = sorted(
+            (one for one in found if _beside(one.at, cursor, back)), key=lambda one: one.at, reverse=back
+        )
+        page = found[:size]
+        return HoldPage(page[::-1] if back else page, len(everything))
+
+    def _listed(self, held: Held) -> Listed:
+        hold = held.hold
+        member = f"{hold.slot}|{hold.name or hold.digest}|{hold.digest}|{hold.task}"
+        return Listed(self._state.shown(held), Cursor(round(held.until * 1000), member))
+
+    def census(self) -> Census:
+        tasks: dict[str, TaskCensus] = {}
+        holds = list(self.holds())
+        for hold in holds:
+            known = tasks.get(hold.task, TaskCensus())
+            if hold.slot == "q":
+                tasks[hold.task] = TaskCensus(known.queued + 1, known.running, known.oldest)
+            else:
+                oldest = min(hold.since, known.oldest or hold.since)
+                tasks[hold.task] = TaskCensus(known.queued, known.running + 1, oldest)
+        return Census(tasks, sorted({hold.worker for hold in holds} - {""}))
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        with self._lock:
+            self._state.all()  # counts what has lapsed
+            return {task: dict(counters) for task, counters in self._state.counters.items()}
+
+    def hours(self) -> Mapping[str, Hours]:
+        with self._lock:
+            now = int(self._state.now() // HOUR)
+            return {
+                task: {
+                    counter: [counted[hour, counter] for hour in range(now - HOURS + 1, now + 1)]
+                    for counter in HOURLY
+                }
+                for task, counted in self._state.hourly.items()
+            }
+
+
+def _matches(query: HoldQuery, hold: Hold) -> bool:
+    text = query.text.lower()
+    shown = (hold.text, hold.task, hold.task_id, hold.worker)
+    return (
+        query.slot in ("", hold.slot)
+        and (query.tasks is None or hold.task in query.tasks)
+        and query.worker in ("", hold.worker)
+        and not query.waited
+        and (
+            any(text in part.lower() for part in shown) or hold.holder == text or hold.digest.startswith(text)
+        )
+    )
+
+
+def _beside(at: Cursor, cursor: Cursor | None, back: bool) -> bool:
+    if cursor is None:
+        return True
+    return at < cursor if back else at > cursor

@@ -1,0 +1,218 @@
+"""What people and metrics ask of Redis: who holds what, in pages, and what was counted.  Sixteen buckets, one answer.
+
+The index of each bucket is a sorted set by expiry; a page is merged from sixteen of them.  No script looks at more than
+a few hundred members, so that none keeps the server from others for long, and a search for something rare stops after
+``SEARCH_SECONDS`` and says how far it came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from celery_once_fenced.stores.hold import Hold
+from celery_once_fenced.stores.listing import (
+    HOURLY,
+    HOURS,
+    Census,
+    Cursor,
+    HoldPage,
+    HoldQuery,
+    Hours,
+    Listed,
+    TaskCensus,
+)
+from celery_once_fenced.stores.redis_link import Command, RedisLink, script
+from celery_once_fenced.stores.redis_values import add_counters, decode, encode, parse_hold, parse_member
+
+__all__ = ["BUCKETS", "RedisListing"]
+
+BUCKETS = "0123456789abcdef"
+PAGE = 100
+LOOKED_AT = 500
+"""Members of an index that one script of a search looks at: a few milliseconds."""
+COUNTED = 2000
+"""Members that one script of the census counts."""
+SEARCH_SECONDS = 0.2
+
+
+class RedisListing:
+    """The reading half of ``RedisLeaseStore``."""
+
+    _namespace: str
+    _link: RedisLink
+
+    def look(self, digest: str) -> list[Hold]:
+        (found,) = self._link.ask(script("look").call(self._bucket(digest), digest))
+        return [parse_hold(slot, digest, value, left) for slot, value, left in found]
+
+    def holds(self) -> Iterator[Hold]:
+        for digit in BUCKETS:
+            yield from self._holds_of(digit)
+
+    def page(
+        self, query: HoldQuery, size: int, cursor: Cursor | None = None, *, back: bool = False
+    ) -> HoldPage:
+        readers = [_Bucket(self._bucket(digit), cursor) for digit in BUCKETS]
+        deadline = time.monotonic() + SEARCH_SECONDS
+        while asked := _unread(readers, size, back):
+            commands = [reader.command(query, size, back) for reader in asked]
+            for reader, answer in zip(asked, self._link.ask(*commands), strict=True):
+                reader.take(answer)
+            if time.monotonic() > deadline:
+                break
+        return _merged(readers, size, back)
+
+    def census(self) -> Census:
+        census, counted = script("census"), _Counted()
+        ranks = dict.fromkeys(BUCKETS, 0)
+        while ranks:
+            commands = [census.call(self._bucket(digit), rank, COUNTED) for digit, rank in ranks.items()]
+            answers = self._link.ask(*commands)
+            for digit, (rank, *rows) in zip(tuple(ranks), answers, strict=True):
+                counted.add(rows)
+                ranks[digit] = rank
+            ranks = {digit: rank for digit, rank in ranks.items() if rank >= 0}
+        return counted.census()
+
+    def stats(self) -> Mapping[str, Mapping[str, int]]:
+        total: dict[str, dict[str, int]] = {}
+        for bucket in self._of_all("stats"):
+            for task, pairs in bucket:
+                add_counters(total.setdefault(decode(task), {}), pairs)
+        return total
+
+    def hours(self) -> Mapping[str, Hours]:
+        total: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (HOURS * len(HOURLY)))
+        for _, *rows in self._of_all("hours", HOURS, *HOURLY):
+            for task, numbers in rows:
+                counted = total[decode(task)]
+                for place, number in enumerate(numbers.split(",")):
+                    counted[place] += int(number) if number.isdecimal() else 0
+        return {
+            task: {counter: counted[place :: len(HOURLY)] for place, counter in enumerate(HOURLY)}
+            for task, counted in total.items()
+        }
+
+    def _of_all(self, name: str, *args: str | int) -> Sequence[Any]:
+        called = script(name)
+        return self._link.ask(*(called.call(self._bucket(digit), *args) for digit in BUCKETS))
+
+    def _bucket(self, digest: str) -> str:
+        return f"{{{self._namespace}:{digest[:1]}}}:"
+
+    def _holds_of(self, digit: str) -> Iterator[Hold]:
+        listed = script("list")
+        score, skip = "-inf", 0
+        seen: set[str] = set()  # a renewal moves a member on, to where it would be met again
+        while page := self._link.ask(listed.call(self._bucket(digit), score, skip, PAGE))[0]:
+            last = page[-1][0]
+            skip = sum(row[0] == last for row in page) + (skip if last == score else 0)
+            score = last
+            for row in page:
+                hold = parse_member(row)
+                if hold is not None and row[1] not in seen:
+                    yield hold
+                seen.add(row[1])
+
+
+@dataclass
+class _Bucket:
+    """How far a page has read in one bucket."""
+
+    name: str
+    frontier: Cursor | None
+    """What lies before it is known; None before the first answer without a cursor."""
+    found: list[Listed] = field(default_factory=list)
+    through: bool = False
+    members: int = 0
+
+    def command(self, query: HoldQuery, size: int, back: bool) -> Command:
+        score, member = (
+            ("", "") if self.frontier is None else (f"{self.frontier.expiry:.0f}", self.frontier.member)
+        )
+        tasks = "" if query.tasks is None else "\n".join(map(encode, sorted(query.tasks))) or "\n"
+        return script("page").call(
+            self.name,
+            "prev" if back else "next",
+            score,
+            member,
+            size // 8 + 1,  # twice its share
+            LOOKED_AT,
+            query.slot,
+            tasks,
+            encode(query.worker),
+            _lower(query.text),
+            int(query.waited),
+        )
+
+    def take(self, answer: Sequence[Any]) -> None:
+        self.members, score, member, *rows = answer
+        self.found += [listed for row in rows if (listed := _listed(row)) is not None]
+        self.through = score is None
+        if not self.through:
+            self.frontier = Cursor(float(score), str(member))
+
+
+def _listed(row: Sequence[Any]) -> Listed | None:
+    score, member, *_, waiting = row
+    hold = parse_member(row[:4])
+    return None if hold is None else Listed(hold, Cursor(float(score), str(member)), waiting)
+
+
+def _lower(text: str) -> str:
+    """As Lua's ``lower`` does it: ASCII letters only."""
+    return "".join(character.lower() if character.isascii() else character for character in encode(text))
+
+
+def _unread(readers: Sequence[_Bucket], size: int, back: bool) -> list[_Bucket]:
+    """The buckets that may still have something for the page."""
+    known = sorted((listed.at for reader in readers for listed in reader.found), reverse=back)
+    end = known[size - 1] if len(known) >= size else None
+
+    def open_(reader: _Bucket) -> bool:
+        if reader.through or end is None or reader.frontier is None:
+            return not reader.through
+        return reader.frontier > end if back else reader.frontier < end
+
+    return [reader for reader in readers if open_(reader)]
+
+
+def _merged(readers: Sequence[_Bucket], size: int, back: bool) -> HoldPage:
+    found = sorted(
+        (listed for reader in readers for listed in reader.found), key=lambda listed: listed.at, reverse=back
+    )
+    stopped = None
+    if unread := [reader.frontier for reader in _unread(readers, size, back) if reader.frontier is not None]:
+        stopped = max(unread) if back else min(unread)
+        found = [listed for listed in found if (listed.at >= stopped if back else listed.at <= stopped)]
+    page = found[:size]
+    return HoldPage(page[::-1] if back else page, sum(reader.members for reader in readers), stopped)
+
+
+class _Counted:
+    def __init__(self) -> None:
+        self._tasks: defaultdict[str, TaskCensus] = defaultdict(TaskCensus)
+        self._workers: set[str] = set()
+
+    def add(self, rows: Sequence[Any]) -> None:
+        for kind, name, *numbers in rows:
+            if kind == "worker":
+                self._workers.add(decode(name))
+            else:
+                self._add(kind, decode(name), int(numbers[0]), int(numbers[1]) / 1_000_000)
+
+    def _add(self, slot: str, task: str, number: int, since: float) -> None:
+        known = self._tasks[task]
+        if slot == "q":
+            self._tasks[task] = replace(known, queued=known.queued + number)
+        else:
+            oldest = min(since or float("inf"), known.oldest or float("inf"))
+            known_at = None if oldest == float("inf") else oldest
+            self._tasks[task] = replace(known, running=known.running + number, oldest=known_at)
+
+    def census(self) -> Census:
+        return Census(dict(self._tasks), sorted(self._workers - {""}))
