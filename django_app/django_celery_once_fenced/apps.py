@@ -13,11 +13,11 @@ class OnceFencedConfig(AppConfig):
     def ready(self) -> None:
         from django.db.backends.signals import connection_created
 
-        from celery_once_fenced import runtime
-        from django_celery_once_fenced import checks  # noqa: F401  (its import registers the checks)
-        from django_celery_once_fenced.fencing import checks as fencing_checks  # noqa: F401  (likewise)
+        from celery_once_fenced import doctor, runtime
+        from django_celery_once_fenced import checks  # its import registers the checks, and those of fencing
         from django_celery_once_fenced.fencing import refusals
         from django_celery_once_fenced.store import database
 
         runtime.register_database(database)
+        doctor.also(checks.for_the_doctor)
         connection_created.connect(refusals.watch, dispatch_uid="once_fenced.refusals")

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.conf import settings
 from django.core import checks
+from django.db import DatabaseError
 
 from celery_once_fenced import config, doctor
 from celery_once_fenced.errors import ConfigError
 from django_celery_once_fenced import conf, install
+from django_celery_once_fenced.fencing.checks import check_guards
 from django_celery_once_fenced.store import postgresql
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
 TAG = "once_fenced"
-_FINDINGS = {"error": (checks.Error, "once_fenced.E007"), "warning": (checks.Warning, "once_fenced.W004")}
+_KINDS = {"error": checks.Error, "warning": checks.Warning}
+_LEFT_TO_DJANGO = doctor.UNANSWERED | {"E001", "E026"}
+"""Findings of the doctor that have a check of their own here, or must not keep ``migrate`` from running."""
 READ_COMMITTED = 2  # psycopg.IsolationLevel.READ_COMMITTED; the number spares the import.
 
 
@@ -94,29 +99,33 @@ def check_celery(**_kwargs: Any) -> list[CheckMessage]:
 
 @checks.register(checks.Tags.database)
 def check_set_up(databases: Sequence[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
-    """E007, W004: what the doctor finds in the project's apps; E008: options of a task that cannot be kept.  Asks Redis.
+    """E008, E020 and above, W020 and above: what the doctor finds in the project's apps.  Asks Redis and the database.
 
     Not among the plain checks: Celery runs those when a worker starts, before it binds the tasks, and an app whose
     binding has failed once counts as bound.  The worker itself must fail.
     """
     if not databases:
         return []
+    asked = conf.alias() in databases and install.is_migrated(conf.alias())
     return [
-        message
+        _KINDS[finding.level](f"{finding.text}.", hint=f"{finding.remedy}.", id=f"{TAG}.{finding.id}")
         for app in conf.celery_apps()
-        if app.conf.get("once_fenced") and not config.problems(app.conf.once_fenced)
-        for message in _examined(app)
+        if app.conf.get("once_fenced")
+        for finding in doctor.examine(app, database=asked)
+        if finding.id not in _LEFT_TO_DJANGO
     ]
 
 
-def _examined(app: Any) -> Iterator[CheckMessage]:
-    try:
-        for finding in doctor.examine(app):
-            kind, identity = _FINDINGS[finding.level]
-            yield kind(f"{finding.text}.", id=identity)
-    except ConfigError as error:
-        yield checks.Error(
-            f"{error}.", hint="Correct the task's Once(...), or its settings.", id="once_fenced.E008"
+def for_the_doctor() -> Iterator[doctor.Finding]:
+    """What the other checks of this app find, on every database, for ``once doctor``."""
+    messages = checks.run_checks(tags=[TAG])
+    with suppress(DatabaseError):  # the doctor itself tells why it does not answer
+        for check in (check_functions, check_guards):
+            messages += check(app_configs=None, databases=[conf.alias()])
+    for message in messages:
+        identity = str(message.id).removeprefix(f"{TAG}.")
+        yield doctor.Finding(
+            identity, str(message.msg).rstrip("."), str(message.hint or "see the text").rstrip(".")
         )
 
 

@@ -21,7 +21,7 @@ from django_celery_once_fenced import conf
 if TYPE_CHECKING:
     from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
-__all__ = ["InstallSQL", "functions", "missing_functions", "released"]
+__all__ = ["InstallSQL", "functions", "is_migrated", "missing_functions", "released"]
 
 _FUNCTION = re.compile(r"^create\s+(?:or\s+replace\s+)?function\s+(\w+)", re.IGNORECASE | re.MULTILINE)
 
@@ -74,11 +74,19 @@ def missing_functions(alias: str) -> set[str]:
     connection = connections[alias]
     if connection.vendor != "postgresql":
         return set()
-    if ("once_fenced", "0001_initial") not in MigrationRecorder(connection).applied_migrations():
-        return set()  # Not migrated yet, which Django itself reports.
+    if not is_migrated(alias):
+        return set()  # Django itself reports it.
     with connection.cursor() as cursor:
         cursor.execute("SELECT n FROM unnest(%s::text[]) AS n WHERE to_regproc(n) IS NULL", [functions()])
         return {name for (name,) in cursor.fetchall()}
+
+
+def is_migrated(alias: str) -> bool:
+    """Whether the tables and functions should be there.  Asks the database."""
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        return False
+    return ("once_fenced", "0001_initial") in MigrationRecorder(connection).applied_migrations()
 
 
 def functions() -> list[str]:

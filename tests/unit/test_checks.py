@@ -150,6 +150,6 @@ def test_options_of_a_task_that_cannot_be_kept_are_an_error_beside_the_database(
 
     stray_app.conf.once_fenced = GOOD | {"tasks": {"stray.flip": {"tier": "correctness"}}}
     stray_app.task(name="stray.flip", base=SingletonTask, shared=False)(found)
-    (message,) = check_set_up(databases=["default"])
+    (message,) = check_set_up(databases=["another"])  # so that none is asked
     assert message.id == "once_fenced.E008"
     assert "replay_for" in message.msg
