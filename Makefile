@@ -12,18 +12,21 @@ SECONDS ?= 600
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-load admin chaos test test-all debian lint format bench bench-quick matrix docs wheel requirements clean
+.PHONY: help demo demo-job demo-load admin chaos test test-all debian lint format bench bench-quick matrix docs wheel requirements clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo ## Run the main job on real servers and workers, told as it happens (two minutes)
+demo: $(VENV)/.demo ## Run both acts on real servers and workers, told as they happen (two minutes)
 	$(BIN)/python -m example_project.demo
 
-demo-load: $(VENV)/.demo ## Charge 200 orders while workers and servers fail, and count what came of it (a minute)
+demo-job: $(VENV)/.demo ## The first act alone: the main job, and a worker that is frozen in it (a minute)
+	$(BIN)/python -m example_project.demo --job
+
+demo-load: $(VENV)/.demo ## The second act alone: charge 200 orders while workers and servers fail (a minute)
 	$(BIN)/python -m example_project.load
 
-admin: $(VENV)/.demo ## The demo, then leave it running with the admin at a printed address
+admin: $(VENV)/.demo ## The first act, then leave it running with the admin at a printed address
 	$(BIN)/python -m example_project.demo --admin
 
 test: $(VENV)/.dev ## Run the tests that need nothing but the wheels

@@ -1,7 +1,7 @@
-"""The main job on real servers and real workers, told as it happens.
+"""The main job on real servers and real workers, told as it happens; then the load, while workers and servers fail.
 
-``python -m example_project.demo`` exits 1 if anything is not as promised; with ``--admin`` it leaves the servers
-running afterwards, with the admin at a printed address and log-in, until Ctrl-C.
+``python -m example_project.demo`` exits 1 if anything is not as promised.  ``--job`` leaves the load away; ``--admin``,
+too, and leaves the servers running afterwards, with the admin at a printed address and log-in, until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from typing import Any
 
+from example_project.load import the_load
 from example_project.story import LEASE, VISIBILITY_TIMEOUT, Story, stage, until
 from example_project.workers import CeleryWorker
 
@@ -182,22 +183,27 @@ def _refusal(log: str) -> str:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--job", action="store_true", help="the first act alone: the main job, no load")
     arguments.add_argument(
-        "--admin", action="store_true", help="leave it running, with the admin, until Ctrl-C"
+        "--admin",
+        action="store_true",
+        help="the first act, then leave it running, with the admin, until Ctrl-C",
     )
     options = arguments.parse_args()
     try:
-        return _play(Story(), with_admin=options.admin)
+        return _play(Story(), with_load=not (options.job or options.admin), with_admin=options.admin)
     except KeyboardInterrupt:
         print("\ninterrupted; the servers and workers are stopped")
         return 130
 
 
-def _play(story: Story, *, with_admin: bool) -> int:
-    with stage(story):
+def _play(story: Story, *, with_load: bool, with_admin: bool) -> int:
+    with stage(story) as running:
         the_rush(story)
         the_freeze(story)
         the_plain_lock(story)
+        if with_load:
+            the_load(story, running)
         code = story.end()
         if with_admin:
             _serve_admin()

@@ -19,7 +19,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from signal import SIGKILL, SIGTERM
@@ -50,6 +50,8 @@ class GatewayLog:
     requests: list[Request]
     charges: Mapping[str, int]
     """The order that was charged, by key."""
+    bookings: Sequence[str] = ()
+    """The key of each charge that was made."""
 
     @property
     def charged(self) -> Counter[int]:
@@ -92,7 +94,8 @@ class Gateway(Server):
     def seen(self) -> GatewayLog:
         """What happened until now."""
         answer = self._ask("/log")
-        return GatewayLog([Request(*request) for request in answer["requests"]], answer["charges"])
+        requests = [Request(*request) for request in answer["requests"]]
+        return GatewayLog(requests, answer["charges"], answer["bookings"])
 
     def _ask(self, path: str, sent: object = None) -> Any:
         body = None if sent is None else json.dumps(sent).encode()
@@ -106,6 +109,7 @@ class _Desk(BaseHTTPRequestHandler):
     lock = threading.Lock()
     requests: list[tuple[str, int, int]] = []  # noqa: RUF012  # shared on purpose
     receipts: dict[str, dict[str, Any]] = {}  # noqa: RUF012
+    bookings: list[str] = []  # noqa: RUF012
     held: set[int] = set()  # noqa: RUF012
 
     def do_GET(self) -> None:
@@ -114,7 +118,7 @@ class _Desk(BaseHTTPRequestHandler):
             return
         with self.lock:
             charges = {key: receipt["order"] for key, receipt in self.receipts.items()}
-            log = {"requests": list(self.requests), "charges": charges}
+            log = {"requests": list(self.requests), "charges": charges, "bookings": list(self.bookings)}
         self._answer(log)
 
     def do_POST(self) -> None:
@@ -135,8 +139,10 @@ class _Desk(BaseHTTPRequestHandler):
             is_held = order in self.held
             self.held.discard(order)
             self.requests.append((key, order, self.client_address[1]))
-            receipt = self.receipts.setdefault(key, {"id": f"R{len(self.receipts) + 1}", **body})
-        return receipt, is_held
+            if key not in self.receipts:
+                self.bookings.append(key)
+                self.receipts[key] = {"id": f"R{len(self.bookings)}", **body}
+            return self.receipts[key], is_held
 
     def _wait_for_the_client_to_go(self) -> None:
         self.connection.settimeout(HOLD)

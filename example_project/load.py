@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ APP = "example_project.load_worker"
 FENCED = "example_project.shop.tasks.charge"
 EFFICIENT = f"{APP}.charge_efficient"
 BARE = f"{APP}.charge_bare"
+ORDERS = 200
 CALLERS = 5
 ORDERS_PER_ACCOUNT = 10
 AMOUNT = 19
@@ -37,26 +39,30 @@ DRAIN_SECONDS = 60.0
 
 
 class LoadWorker(CeleryWorker):
-    """A worker with two child processes."""
+    """A worker with two child processes.  At the end of its block it has nothing left to do, and is killed."""
 
     def command(self) -> list[str]:
         return [*super().command(), "-c", "2"]
 
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.close()
 
-def the_load(story: Story, servers: Servers, directory: Path) -> None:
-    """All three acts, and the table."""
+
+def the_load(story: Story, servers: Servers) -> None:
+    """The load on all three, and the table."""
     from example_project.load_counts import table
 
-    with Gateway().open() as gateway:
-        os.environ["SHOP_GATEWAY_URL"] = gateway.url
-        story.title("The load: 200 orders, each to be charged five times over, while everything fails")
-        fenced = Load(story, gateway, directory / "fenced", FENCED, 200).run()
+    with Gateway().open() as gateway, tempfile.TemporaryDirectory() as starts:
+        os.environ["SHOP_GATEWAY_URL"], directory = gateway.url, Path(starts)
+        story.title(f"The load: {ORDERS} orders, {CALLERS} calls for each, while workers and servers fail")
+        fenced = Load(story, gateway, directory / "fenced", FENCED, ORDERS).run()
         _judge_fenced(story, fenced, servers)
         story.title("The same load in the efficiency tier: a lease in Redis, and nothing else")
-        efficient = Load(story, gateway, directory / "efficient", EFFICIENT, 200).run()
+        efficient = Load(story, gateway, directory / "efficient", EFFICIENT, ORDERS).run()
         story.promise("orders charged more than once, or not paid", _is_harmed(efficient))
-        story.title("The same load, a fifth of it, without any guard")
-        bare = Load(story, gateway, directory / "bare", BARE, 40).run()
+        story.title("The same load without any guard")
+        bare = Load(story, gateway, directory / "bare", BARE, ORDERS).run()
         story.promise("every order charged five times or more", bare.charges >= CALLERS * bare.orders)
     print(f"\n{table({'correctness': fenced, 'efficiency': efficient, 'bare': bare})}")
 
@@ -76,20 +82,21 @@ class Load:
         from example_project.load_counts import Counts, Fleet
 
         with contextlib.ExitStack() as stack:
-            callers = [stack.enter_context(self._caller(number)) for number in range(CALLERS)]
-            workers = [stack.enter_context(LoadWorker(name, APP)) for name in ("A", "B")]
-            for caller in callers:
-                _first_line(caller)
+            callers = stack.enter_context(self._callers())
+            workers = [LoadWorker(name, APP) for name in ("A", "B")]
+            with ThreadPoolExecutor() as pool:  # they take a while to start
+                list(pool.map(stack.enter_context, workers))
+            _first_line(callers)
             self.story.tell(f"{CALLERS} processes call the task for each of {len(self.orders)} orders")
             self.start.touch()
             faults = self._let_fail(workers)
-            answers = sum((Counter(json.loads(_output(caller))) for caller in callers), Counter())
+            answers = Counter(json.loads(_output(callers)))
             self._drain()
             fleet = Fleet(self.task, self.orders, answers, [worker.log() for worker in workers])
         return Counts.of(fleet, self.gateway.seen(), faults.evicted)
 
-    def _caller(self, number: int) -> subprocess.Popen[str]:
-        numbers = map(str, (number, self.orders[0], len(self.orders)))
+    def _callers(self) -> subprocess.Popen[str]:
+        numbers = map(str, (CALLERS, self.orders[0], len(self.orders)))
         command = [sys.executable, "-m", "example_project.load_caller", self.task, *numbers, str(self.start)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -166,7 +173,9 @@ def _judge_fenced(story: Story, counts: Any, servers: Servers) -> None:
             counts.repeats_under_the_same_key,
         )
         > 0,
-        "every order was charged once, every repeat had the same key": counts.charges_per_order == "1"
+        "every order was charged once, every repeat had the same key": counts.charges_per_order
+        == counts.charges_per_key
+        == "1"
         and counts.keys_per_order == 1,
         "every order is paid and every balance exact": not (counts.orders_unpaid or counts.balances_off_by),
         "every receipt was sent once": counts.receipts_sent == counts.orders,
@@ -192,8 +201,8 @@ def _output(process: subprocess.Popen[str]) -> str:
 def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
     story = Story()
-    with stage(story) as running, tempfile.TemporaryDirectory() as directory:
-        the_load(story, running, Path(directory))
+    with stage(story) as running:
+        the_load(story, running)
         return story.end()
 
 

@@ -1,4 +1,7 @@
-"""One of the processes of the load: waits for the start, calls a task once for each order, prints what it got."""
+"""The processes of the load that call: they wait for the start, then each calls a task once for each order.
+
+Prints "ready", and then what all of them got: how many calls had which outcome.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +23,39 @@ from example_project.load_worker import app
 PACE = 0.04
 """Seconds between two calls: the last ones come when the first orders are paid."""
 
+Call = tuple[int, int, int]
 
-def main(name: str, number: int, first: int, count: int, *, start: Path) -> None:
+
+def main(name: str, callers: int, first: int, count: int, *, start: Path) -> None:
     django.setup()
     app.loader.import_default_modules()
+    calls = _calls(first, count)
+    with get_context("fork").Pool(callers) as pool:
+        print("ready", flush=True)
+        answers = pool.map(partial(_call_all, name, calls, start), range(callers), chunksize=1)
+    print(json.dumps(sum(answers, Counter())))
+
+
+def _calls(first: int, count: int) -> list[Call]:
+    """The arguments of each call.  Leaves no connection that the processes would share."""
+    from django.db import connections
+
     from example_project.shop.models import Order
 
-    task = app.tasks[name]
     calls = list(Order.objects.filter(pk__gte=first)[:count].values_list("pk", "account_id", "amount"))
-    random.Random(number).shuffle(calls)
-    print("ready", flush=True)
+    connections.close_all()
+    return calls
+
+
+def _call_all(name: str, calls: Sequence[Call], start: Path, number: int) -> Counter[str]:
+    """One process: each has an order of its own."""
+    task, statuses = app.tasks[name], Counter[str]()
     while not start.exists():
         time.sleep(0.01)
-    statuses: Counter[str] = Counter()
-    for call in calls:
+    for call in random.Random(number).sample(calls, len(calls)):
         statuses[_status(task.delay(*call))] += 1
         time.sleep(PACE)
-    print(json.dumps(statuses))
+    return statuses
 
 
 def _status(result: Any) -> str:

@@ -50,6 +50,7 @@ class Counts:
     repeats_under_the_same_key: int
     charges: int
     keys_per_order: int
+    charges_per_key: str
     charges_per_order: str
     orders_unpaid: int
     receipts_sent: int
@@ -63,6 +64,7 @@ class Counts:
         requests = [request for request in log.requests if request.order in orders]
         keys = {(request.order, request.key) for request in requests}
         charged = [log.charged[order] for order in orders]
+        booked = Counter(log.bookings)
         ledger = LedgerEntry.objects.filter(task_name=fleet.task).aggregate(Sum("attempt"), Sum("takeovers"))
         return cls(
             orders=len(orders),
@@ -78,6 +80,7 @@ class Counts:
             repeats_under_the_same_key=len(requests) - len(keys),
             charges=sum(charged),
             keys_per_order=max(Counter(order for order, _ in keys).values(), default=0),
+            charges_per_key=_range([booked[key] for _, key in keys]),
             charges_per_order=_range(charged),
             orders_unpaid=Order.objects.filter(pk__in=orders).exclude(status="paid").count(),
             receipts_sent=Order.objects.filter(pk__in=orders).aggregate(Sum("receipts_sent"))[
@@ -94,9 +97,8 @@ def _range(values: Sequence[int]) -> str:
 
 def _off(orders: set[int]) -> int:
     """By how much all balances together differ from what the orders cost."""
-    accounts = Account.objects.filter(orders__in=orders).distinct()
-    cost = accounts.annotate(cost=Sum("orders__amount")).values_list("balance", "cost")
-    return sum(abs(BALANCE - cost - balance) for balance, cost in cost)
+    accounts = Account.objects.filter(orders__in=orders).annotate(cost=Sum("orders__amount"))
+    return sum(abs(BALANCE - account.cost - account.balance) for account in accounts)
 
 
 def pending() -> Mapping[str, int]:
