@@ -2,7 +2,8 @@
 
 The tables are made and written by the SQL of ``celery_once_fenced.stores`` alone, the same with and without Django;
 these models describe them.  Rows are never created, changed or deleted through them: a ``save()`` would bypass the
-locks that the protocol stands on (C6, C7, L1).
+locks that the protocol stands on (C6, C7, L1).  The one exception is ``Event``, which nothing stands on: ``records``
+adds to it what a person did in the admin.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_celery_once_fenced.fields import DigestField
 
-__all__ = ["Effect", "Epoch", "Event", "Fence", "HeldLock", "InDoubt", "LedgerEntry", "Outbox"]
+__all__ = ["Effect", "Epoch", "Event", "Fence", "HeldLock", "InDoubt", "LedgerEntry", "Outbox", "Overview"]
 
 READ_ONLY = ("view",)
 
@@ -109,6 +110,10 @@ class LedgerEntry(models.Model):
         db_table = "once_fenced_ledger"
         required_db_vendor = "postgresql"
         default_permissions = READ_ONLY
+        permissions = (
+            ("forget_ledgerentry", _("Can let a key run again")),
+            ("prune_ledgerentry", _("Can prune what nobody needs any more")),
+        )
         verbose_name = _("dedup record")
         verbose_name_plural = _("dedup records")
 
@@ -225,12 +230,26 @@ class Epoch(models.Model):
 
 
 class HeldLock(Fence):
-    """What the admin page *Held locks* stands on: its permission, its name, its address."""
+    """What the admin page *Held locks* stands on: its permissions, its name, its address."""
 
     class Meta:
         proxy = True
         verbose_name = _("held lock")
         verbose_name_plural = _("held locks")
+        default_permissions = READ_ONLY
+        permissions = (
+            ("release_heldlock", _("Can release a held lock")),
+            ("bump_heldlock", _("Can release a held lock and bump its fence")),
+        )
+
+
+class Overview(Fence):
+    """What the admin page *Overview* stands on: its permission, its name, its address."""
+
+    class Meta:
+        proxy = True
+        verbose_name = _("overview")
+        verbose_name_plural = _("overview")
         default_permissions = READ_ONLY
 
 

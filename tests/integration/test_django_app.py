@@ -48,6 +48,7 @@ RELEASED = {
     "force_release_v1.sql": "b87d60ee5b74d86261b040fd0b89a6c55d645525d7d8226d8a56f2ceb290e9bb",
     "forget_v1.sql": "92b316a311dc93f0cf645a1278ad893d2e02877f712d232478b79879bc25eeba",
     "guard_v1.sql": "e363bbe605561ff8f3c80a5714922addfb9da3f10a1be16c6ae0bb4bef1d1587",
+    "listing_v1.sql": "f668454ef5e518173ab16759e0a9620c54b87e12a94bafb6289f5c2a8d403bef",
     "lock_v1.sql": "918c6da82fb0f3aec91f1af2ea8f42d9e8134135257471203e920bd1e45b3e77",
     "outbox_v1.sql": "9d5106e6518f19eadde687f348372603281a44efdd2977b46eef5d28bf2e67fb",
     "prune_v1.sql": "52150ca8fc761792699e44b7dd94d34eed01233281ea3e61aaa033020c4618dd",
@@ -109,7 +110,8 @@ class TestMigrations:
     def test_every_sql_file_is_installed(self) -> None:
         files = {file.name for file in (resources.files("celery_once_fenced.stores") / "sql").iterdir()}
         migration = __import__("django_celery_once_fenced.migrations.0001_initial", fromlist=["FILES"])
-        assert files == set(migration.FILES)
+        assert files == {*migration.FILES, "listing_v1.sql"}
+        assert "index if not exists once_fenced_ledger_started" in output("sqlmigrate", "once_fenced", "0002")
 
     def test_a_released_sql_file_is_never_edited(self) -> None:
         files = (resources.files("celery_once_fenced.stores") / "sql").iterdir()
