@@ -217,8 +217,12 @@ class Enforced:
 
     def _guarded(self, task: Any, execution: Execution, body: Callable[[Any], Any]) -> Returned | Aside:
         fenced = execution.policy.correctness
-        if fenced and self._ledger is not None:
-            self._ledger.enter(task.name)
+        if fenced and self._ledger is not None and self._ledger.in_foreign_block:
+            self._runtime.admission.withdraw(execution.digest, execution.delivery)
+            raise EagerError(
+                f"{task.name} is called inside transaction.atomic(), and runs at once in eager mode: its own transaction would "
+                "not be one.  Call it by delay_on_commit(), in a TestCase within captureOnCommitCallbacks(execute=True)"
+            )
         self._running.append(_Running(execution.task_id, fenced))
         try:
             return self._runtime.guard.run(replace(execution, stored_success=self._stored_success), body)

@@ -11,10 +11,10 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+from celery_once_fenced.stores import Abandonment, AbandonReply, EffectFinish, EffectStart, EffectStarted
 from celery_once_fenced.stores.postgres import PostgresLedgerStore
 from celery_once_fenced.stores.postgres_connections import Connections, Source
 from celery_once_fenced.stores.postgres_errors import unavailable
-from celery_once_fenced.testing.results import EagerError
 
 __all__ = ["LedgerInTest"]
 
@@ -36,21 +36,55 @@ select (select count(*) from fences) + (select count(*) from entries) as moved
 """
 
 
+_EFFECTS = """
+select coalesce(jsonb_agg(to_jsonb(e)), '[]')::text as effects from once_fenced_effect e where key_digest = %s
+"""
+_NO_EFFECTS = "with gone as (delete from once_fenced_effect where key_digest = %s returning 1) select count(*) from gone"
+_SAME_EFFECTS = """
+with put as (
+  insert into once_fenced_effect select * from jsonb_populate_recordset(null::once_fenced_effect, %s::jsonb) returning 1
+)
+select count(*) from put
+"""
+
+
 class LedgerInTest(PostgresLedgerStore):
     """The ``LedgerStore`` of a test.  ``alias``: of the Django database; ``""`` elsewhere."""
 
     def __init__(self, source: Source, alias: str) -> None:
         super().__init__(source)
         self._test = _Test(alias)
+        self._effects: dict[bytes, str] = {}
         self._claims = self._renewals = _Asking(self._claims, self._test)  # type: ignore[assignment]
 
-    def enter(self, task: str) -> None:
-        """Before a body.  Raises ``EagerError`` where the test is in a transaction that a worker would not be in."""
-        if self._test.in_foreign_block:
-            raise EagerError(
-                f"{task} is called inside transaction.atomic(), and runs at once in eager mode: its own transaction would "
-                "not be one.  Call it by delay_on_commit(), in a TestCase within captureOnCommitCallbacks(execute=True)"
-            )
+    def effect_start(self, ask: EffectStart) -> EffectStarted:
+        """As ever; in a test's transaction it is remembered, see ``abandon``."""
+        answer = super().effect_start(ask)
+        self._remember(ask.held.operation.digest)
+        return answer
+
+    def effect_finish(self, ask: EffectFinish) -> bool:
+        """As ever; in a test's transaction it is remembered, see ``abandon``."""
+        done = super().effect_finish(ask)
+        self._remember(ask.digest)
+        return done
+
+    def abandon(self, ask: Abandonment) -> AbandonReply:
+        """As ever.  A body that was rolled back took its effects along, where they were recorded in the same transaction."""
+        digest = ask.held.operation.digest
+        if self._test.in_transaction and digest in self._effects:
+            self._claims.ask(_NO_EFFECTS, (digest,))
+            self._claims.ask(_SAME_EFFECTS, (self._effects.pop(digest),))
+        return super().abandon(ask)
+
+    def _remember(self, digest: bytes) -> None:
+        if self._test.in_transaction:
+            self._effects[digest] = self._claims.ask(_EFFECTS, (digest,))[0]["effects"]
+
+    @property
+    def in_foreign_block(self) -> bool:
+        """Whether the test is inside a transaction that a worker would not be in."""
+        return self._test.in_foreign_block
 
     def leave(self) -> None:
         """After a body: in a test's transaction, its token would go on to stand for what the test itself writes."""
@@ -71,17 +105,23 @@ class _Test:
         self.asked = False
 
     @property
+    def _blocks(self) -> list[Any]:
+        return self._connection.atomic_blocks if self._alias else []
+
+    @property
     def _connection(self) -> Any:
         return importlib.import_module("django.db").connections[self._alias]
 
     @property
     def in_transaction(self) -> bool:
-        return bool(self._alias) and bool(self._connection.in_atomic_block)
+        """Whether a TestCase has opened one, whatever is open inside of it."""
+        blocks = self._blocks
+        return bool(blocks) and bool(blocks[0]._from_testcase)
 
     @property
     def in_foreign_block(self) -> bool:
         """Whether the innermost block is not the one that a TestCase opened: Django asks the same of a durable block."""
-        blocks = self._connection.atomic_blocks if self._alias else []
+        blocks = self._blocks
         return bool(blocks) and not blocks[-1]._from_testcase
 
     def ask(self, sql: str, params: Sequence[Any]) -> list[dict[str, Any]]:
