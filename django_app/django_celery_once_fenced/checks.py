@@ -14,6 +14,7 @@ from django.db import DatabaseError
 
 from celery_once_fenced import config, doctor
 from celery_once_fenced.errors import ConfigError
+from celery_once_fenced.runtime import runtime_of
 from django_celery_once_fenced import conf, install
 from django_celery_once_fenced.fencing.checks import check_guards
 from django_celery_once_fenced.store import postgresql
@@ -111,9 +112,20 @@ def check_set_up(databases: Sequence[str] | None = None, **_kwargs: Any) -> list
         _KINDS[finding.level](f"{finding.text}.", hint=f"{finding.remedy}.", id=f"{TAG}.{finding.id}")
         for app in conf.celery_apps()
         if app.conf.get("once_fenced")
-        for finding in doctor.examine(app, database=asked)
+        for finding in _examined(app, asked)
         if finding.id not in _LEFT_TO_DJANGO
     ]
+
+
+def _examined(app: Any, asked: bool) -> list[doctor.Finding]:
+    """Leaves no connection open: a test runner, which runs the checks too, could not drop its database."""
+    try:
+        return list(doctor.examine(app, database=asked))
+    finally:
+        with suppress(ConfigError):
+            ledger = runtime_of(app).ledger if asked else None
+            if ledger is not None:
+                ledger.close()
 
 
 def for_the_doctor() -> Iterator[doctor.Finding]:
