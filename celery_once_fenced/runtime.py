@@ -27,7 +27,7 @@ from celery_once_fenced.observers.logging import start_logging
 from celery_once_fenced.outbox import Post
 from celery_once_fenced.stores import Database, LeaseStore, LedgerStore
 
-__all__ = ["Runtime", "current", "register_database", "runtime_of"]
+__all__ = ["Runtime", "current", "current_app", "register_database", "runtime_of"]
 
 DEFAULT_VISIBILITY_TIMEOUT = {
     "redis": 3600.0,
@@ -69,15 +69,23 @@ def runtime_of(app: Any) -> Runtime:
 def current() -> Runtime:
     """The runtime for code outside tasks: of the current app, or of the one app that has settings (W4).
 
-    ``current_app`` is thread-local: a web thread that never used Celery sees a default app without configuration.
-    Raises ``ConfigError`` where no app of this process has a ``once_fenced`` setting.
+    Raises ``ConfigError`` where no app of this process has a ``once_fenced`` setting, or that is wrong.
+    """
+    return runtime_of(current_app())
+
+
+def current_app() -> Any:
+    """The app that :func:`current` takes, whether or not its settings are right.
+
+    ``current_app`` of Celery is thread-local: a web thread that never used Celery sees a default app without
+    configuration.
     """
     from celery import _state
 
     apps = [_state.get_current_app(), *_state._get_active_apps()]
     for app in apps:
         if app.conf.get("once_fenced") is not None:
-            return runtime_of(app)
+            return app
     raise ConfigError(
         "no Celery app of this process has the setting once_fenced (CELERY_ONCE_FENCED in Django settings, read by "
         'app.config_from_object("django.conf:settings", namespace="CELERY")); import the module of your app first'

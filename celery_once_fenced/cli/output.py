@@ -1,0 +1,83 @@
+"""Tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+from celery_once_fenced.wording import lasting, shorten
+
+__all__ = ["Duration", "note", "print_json", "print_table"]
+
+NARROWEST = 12
+"""Characters that a column keeps, however narrow the terminal is."""
+GAP = "  "
+
+
+class Duration(float):
+    """Seconds, which people read as words and programs as a number."""
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One object in one line."""
+    click.echo(json.dumps(value, default=_plain))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Titles and rows; numbers stand right.  In a terminal, long texts are shortened so that it does not break lines."""
+    listed = list(rows)
+    lines = [list(columns), *([_cell(row[column]) for column in columns] for row in listed)]
+    right = [_is_numeric(row[column] for row in listed) for column in columns]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    if sys.stdout.isatty():
+        widths = _fitted(widths, shutil.get_terminal_size().columns, right)
+    for line in lines:
+        cells = (
+            _placed(cell, *place) for cell, place in zip(line, zip(widths, right, strict=True), strict=True)
+        )
+        click.echo(GAP.join(cells).rstrip())
+
+
+def note(text: str) -> None:
+    """A remark that is no part of the answer."""
+    click.echo(text, err=True)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return lasting(value) if isinstance(value, Duration) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes | memoryview):
+        return bytes(value).hex()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _is_numeric(values: Iterable[object]) -> bool:
+    found = [value for value in values if value is not None]
+    return bool(found) and all(isinstance(value, int | float) for value in found)
+
+
+def _fitted(widths: list[int], room: int, fixed: Sequence[bool]) -> list[int]:
+    """The widest texts give way until all fit, or none can."""
+    fitted = list(widths)
+    spare = room - len(GAP) * (len(fitted) - 1)
+    while sum(fitted) > spare:
+        width, widest = max((width, i) for i, width in enumerate(fitted) if not fixed[i])
+        if width <= NARROWEST:
+            break
+        fitted[widest] -= 1
+    return fitted
+
+
+def _placed(cell: str, width: int, right: bool) -> str:
+    cell = shorten(cell, width)
+    return cell.rjust(width) if right else cell.ljust(width)
