@@ -62,7 +62,7 @@ def fenced(url: str) -> Callable[[int], object]:
 
     ledger, where = PostgresLedgerStore(url), PsycopgDatabase(url)
     correctness = Correctness(ledger, where, (json.dumps, json.loads), _no_post(), **_namespace())
-    policy = resolve("bench.fenced", [Once(tier="correctness", replay_for="1h")])
+    policy = resolve([Once(tier="correctness", replay_for="1h")], task="bench.fenced")
     run = secrets.token_hex(8)
 
     def job(number: int) -> None:

@@ -2,11 +2,14 @@
 
 A question is one or more commands, sent together.  Within ``timeout`` seconds it is answered or fails:
 
-- it waits for a free connection for at most half the time;
+- it waits for a free connection for at most half the time; an idle one that the server has closed is opened again;
 - if the answer does not come within half of what is left then, or the connection breaks, or the server has
   become a replica, the question is sent a second time, on a fresh connection: every script takes a question
   that it has already answered for what it is (E3);
 - making a connection counts, and may take ``connect_timeout``; the system bounds the look-up of a host name.
+
+Commands are packed here, and connections are kept here (``redis_connections``): what redis-py does for them on its way
+through client and pool would cost more than the server takes to answer.
 
 Whatever interrupts a question (a time limit, Ctrl-C) breaks its connection, so that its answer is never read
 as the answer to the next one.
@@ -15,13 +18,11 @@ as the answer to the next one.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
-from queue import Empty
 from typing import Any
 
 import redis
@@ -32,12 +33,15 @@ from redis.retry import Retry
 
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.stores.breaker import Breaker
+from celery_once_fenced.stores.redis_connections import Connections, NoneFreeError
 
 __all__ = ["Command", "RedisLink", "Script", "script"]
 
 Command = tuple[str | int, ...]
 Interruption = (redis.ConnectionError, redis.TimeoutError)
 MIN_TIMEOUT = 0.001
+PATIENCE = 0.45
+"""Of the timeout: how long one read may take by itself.  Less than half, so that two sendings keep the deadline."""
 _sources: dict[str, str] = {}
 """Text of every script in use, by its hash."""
 
@@ -86,13 +90,10 @@ class RedisLink:
         self.breaker = Breaker(clock=clock)
         self._timeout = timeout
         self._clock = clock
-        options = _options(url, timeout, connect_timeout, max_connections)
-        make_pool: Any = redis.BlockingConnectionPool  # untyped
-        self._pool = make_pool(**options)
+        options = _options(url, timeout, connect_timeout)
+        make = partial(options.pop("connection_class", redis.Connection), **options)
+        self._connections = Connections(make, size=max_connections, wait=timeout / 2)
         self._password = str(options.get("password") or "")
-        # redis-py before 5.3 wants to be told a command name, and later ones warn if they are.
-        named = inspect.signature(self._pool.get_connection).parameters["command_name"]
-        self._why: tuple[str, ...] = ("EVALSHA",) if named.default is inspect.Parameter.empty else ()
 
     def ask(self, *commands: Command, again: Sequence[Command] = (), past_breaker: bool = False) -> list[Any]:
         """The answers to ``commands``, in one round trip.
@@ -116,10 +117,10 @@ class RedisLink:
 
     def close(self) -> None:
         """Close the connections.  Asking again opens new ones."""
-        self._pool.disconnect()
+        self._connections.close()
 
     def _unavailable(self, error: RedisError) -> StoreUnavailableError:
-        if isinstance(error, Interruption) and not _is_exhaustion(error):
+        if isinstance(error, Interruption) and not isinstance(error, ExhaustedError):
             self.breaker.failed()
         problem = (
             f"{type(error).__name__}: {error}"  # the driver drops the code, such as OOM, that tells which
@@ -130,22 +131,30 @@ class RedisLink:
 
     def _ask(self, first: Sequence[Command], again: Sequence[Command]) -> list[Any]:
         deadline = self._clock() + self._timeout
-        connection = self._connection(deadline)
         try:
+            connection = self._connections.take()
+        except NoneFreeError:
+            raise ExhaustedError("No connection available: all of this process are busy") from None
+        try:
+            self._ensure_open(connection, deadline)
             return self._converse(connection, first, again, deadline)
         except BaseException:
             connection.disconnect()
             raise
         finally:
-            self._pool.release(connection)
+            self._connections.give_back(connection)
 
-    def _connection(self, deadline: float) -> Any:
+    def _ensure_open(self, connection: Any, deadline: float) -> None:
+        """A closed connection is found out before the question is sent, so that this costs no second sending."""
         try:
-            return self._pool.get_connection(*self._why)
-        except Interruption as error:
-            if _is_exhaustion(error) or self._clock() >= deadline:
+            connection.connect()  # nothing, where it is connected
+            if not connection.can_read(timeout=0):
+                return
+        except Interruption:
+            if self._clock() >= deadline:
                 raise
-            return self._pool.get_connection(*self._why)
+        connection.disconnect()
+        connection.connect()
 
     def _converse(
         self, connection: Any, first: Sequence[Command], again: Sequence[Command], deadline: float
@@ -163,7 +172,7 @@ class RedisLink:
         return self._exchange(connection, again, deadline)
 
     def _exchange(self, connection: Any, commands: Sequence[Command], deadline: float) -> list[Any]:
-        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        connection.send_packed_command([_packed(commands)], check_health=False)
         answers = [self._read(connection, deadline) for _ in commands]
         unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
@@ -173,7 +182,9 @@ class RedisLink:
         return answers
 
     def _read(self, connection: Any, deadline: float) -> Any:
-        if not connection.can_read(timeout=max(deadline - self._clock(), MIN_TIMEOUT)):
+        left = deadline - self._clock()
+        # The connection's own timeout bounds a read where as much is left; only late ones are watched.
+        if left < self._timeout * PATIENCE and not connection.can_read(timeout=max(left, MIN_TIMEOUT)):
             raise redis.TimeoutError(f"no answer within {self._timeout:g} s")
         try:
             return connection.read_response()
@@ -181,9 +192,19 @@ class RedisLink:
             return error
 
 
-def _is_exhaustion(error: RedisError) -> bool:
-    """All connections are busy: that says something about this process, nothing about the server."""
-    return isinstance(error.__context__, Empty)
+class ExhaustedError(redis.ConnectionError):
+    """No connection became free in time."""
+
+
+def _packed(commands: Sequence[Command]) -> bytes:
+    """In the protocol's own form; half a character, which no text should have, becomes ``?`` as redis-py would do."""
+    parts = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for part in command:
+            data = part.encode("utf-8", "replace") if isinstance(part, str) else b"%d" % part
+            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
 
 
 def _is_from_a_replica(answer: object) -> bool:
@@ -193,17 +214,17 @@ def _is_from_a_replica(answer: object) -> bool:
     )
 
 
-def _options(url: str, timeout: float, connect_timeout: float, size: int) -> dict[str, Any]:
+def _options(url: str, timeout: float, connect_timeout: float) -> dict[str, Any]:
     """What the URL says, except where E2 says something else."""
     parse: Any = parse_url  # untyped
     try:
         options: dict[str, Any] = dict(parse(url))
     except ValueError as error:
         raise ConfigError("redis_url is no URL of the form redis://, rediss:// or unix://") from error
+    for of_a_pool in ("max_connections", "timeout"):
+        options.pop(of_a_pool, None)
     return options | {
-        "max_connections": size,
-        "timeout": timeout / 2,
-        "socket_timeout": timeout / 2,
+        "socket_timeout": timeout * PATIENCE,
         "socket_connect_timeout": connect_timeout,
         "retry": Retry(NoBackoff(), 0),
         "retry_on_timeout": False,
@@ -211,5 +232,6 @@ def _options(url: str, timeout: float, connect_timeout: float, size: int) -> dic
         "health_check_interval": 0,
         "protocol": 2,
         "decode_responses": True,
+        "encoding": "utf-8",
         "encoding_errors": "replace",
     }
