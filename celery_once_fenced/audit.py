@@ -24,7 +24,17 @@ from celery_once_fenced.stores.observations import GuardedTable
 from celery_once_fenced.templates import Template
 from celery_once_fenced.wording import lasting
 
-__all__ = ["Advice", "Audited", "GuardedTable", "Overdue", "Subject", "audit", "fitting_lease", "overdue"]
+__all__ = [
+    "Advice",
+    "Audited",
+    "GuardedTable",
+    "Overdue",
+    "Subject",
+    "audit",
+    "fitting_lease",
+    "overdue",
+    "overdue_after",
+]
 
 Kind = Literal["raise_lease", "lower_lease", "promote", "demote", "describe", "limit", "look", "resolve"]
 Enforcement = Literal["nothing", "ledger", "fence", "trigger"]
@@ -133,12 +143,19 @@ def overdue(
     return sorted((one for one in found if one is not None), key=lambda one: -one.age)
 
 
-def _overdue(hold: Hold, counters: Mapping[str, int], now: float) -> Overdue | None:
-    p99, age = hold_quantile(counters, 0.99), now - hold.since
-    if p99 is None or runs_of(counters) < ENOUGH_RUNS or not hold.since:
+def overdue_after(counters: Mapping[str, int]) -> float | None:
+    """The age in seconds beyond which a running hold of a task is overdue; None where too few runs were measured."""
+    p99 = hold_quantile(counters, 0.99)
+    if p99 is None or runs_of(counters) < ENOUGH_RUNS:
         return None
-    longest = _longest(counters)
-    return Overdue(hold, age, p99, longest) if age > max(FAR * p99, longest, SHORTEST_OVERDUE) else None
+    return max(FAR * p99, _longest(counters), SHORTEST_OVERDUE)
+
+
+def _overdue(hold: Hold, counters: Mapping[str, int], now: float) -> Overdue | None:
+    limit, age = overdue_after(counters), now - hold.since
+    if limit is None or age <= limit or not hold.since:
+        return None
+    return Overdue(hold, age, hold_quantile(counters, 0.99) or 0.0, _longest(counters))
 
 
 def _longest(counters: Mapping[str, int]) -> float:

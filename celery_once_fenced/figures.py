@@ -10,19 +10,19 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Protocol
 
-from celery_once_fenced.audit import Overdue, Subject, overdue
+from celery_once_fenced.audit import Overdue, Subject, overdue, overdue_after
 from celery_once_fenced.errors import StoreUnavailableError
-from celery_once_fenced.stores import Hold, LeaseStore, LedgerStore
+from celery_once_fenced.stores import LeaseStore, LedgerStore
 from celery_once_fenced.stores.counters import HOLD_MAX, hold_quantile, runs_of
+from celery_once_fenced.stores.listing import Census, HoldQuery, TaskCensus
 from celery_once_fenced.stores.observations import LedgerCounts
 
-__all__ = ["MOST_HOLDS", "Figures", "Source", "TaskFigures", "read", "subjects"]
+__all__ = ["Figures", "Source", "TaskFigures", "find_overdue", "read", "subjects"]
 
-MOST_HOLDS = 10_000
-"""So many holds are read at most, a hundred in a round trip: a reading takes a second or so at worst."""
+MOST_OVERDUE = 1000
+"""So many running holds are looked at, of the tasks that have overdue ones."""
 
 
 class Source(Protocol):
@@ -74,9 +74,7 @@ class Figures:
     at: float
     """Unix time."""
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    holds: tuple[Hold, ...] = ()
-    complete: bool = True
-    """Whether all holds were read."""
+    census: Census = field(default_factory=Census)
     overdue: tuple[Overdue, ...] = ()
     """Running holds far older than their task's runs, the oldest first."""
     ledger: LedgerCounts | None = None
@@ -86,52 +84,64 @@ class Figures:
 
     def tasks(self) -> list[TaskFigures]:
         """By name: every task that was counted, holds something, or has something in doubt."""
-        held = Counter((hold.task, hold.slot) for hold in self.holds)
         late = Counter(one.hold.task for one in self.overdue)
         doubts = self.ledger.in_doubt if self.ledger is not None else {}
-        return [
-            TaskFigures(
-                task=task,
-                queued=held[task, "q"],
-                running=held[task, "r"],
-                oldest=self._oldest(task),
-                overdue=late[task],
-                in_doubt=doubts.get(task, 0),
-                counters=self.counters.get(task, {}),
-            )
-            for task in sorted({*self.counters, *doubts, *(task for task, _ in held)})
-        ]
+        names = sorted({*self.counters, *doubts, *self.census.tasks})
+        return [self._task(name, late[name], doubts.get(name, 0)) for name in names]
 
-    def _oldest(self, task: str) -> float | None:
-        ages = [self.at - hold.since for hold in self.holds if hold.task == task and hold.slot == "r"]
-        return max(ages, default=None)
+    def _task(self, name: str, overdue: int, in_doubt: int) -> TaskFigures:
+        held = self.census.tasks.get(name, TaskCensus())
+        return TaskFigures(
+            task=name,
+            queued=held.queued,
+            running=held.running,
+            oldest=None if held.oldest is None else max(self.at - held.oldest, 0.0),
+            overdue=overdue,
+            in_doubt=in_doubt,
+            counters=self.counters.get(name, {}),
+        )
 
 
-def read(source: Source, *, now: float | None = None, most: int = MOST_HOLDS) -> Figures:
+def read(source: Source, *, now: float | None = None) -> Figures:
     """Read the stores once.  Never raises for a store that does not answer."""
     at = time.time() if now is None else now
     silent: dict[str, str] = {}
     counters: Mapping[str, Mapping[str, int]] = {}
-    holds: list[Hold] = []
-    counts = None
+    census, counts = Census(), None
+    late: tuple[Overdue, ...] = ()
     try:
-        counters = source.leases.stats()
-        holds = list(islice(source.leases.holds(), most + 1))
+        counters, census = source.leases.stats(), source.leases.census()
+        late = _overdue(source.leases, counters, census, at)
     except StoreUnavailableError as error:
         silent["redis"] = str(error)
     try:
         counts = source.ledger.counts() if source.ledger is not None else None
     except StoreUnavailableError as error:
         silent["postgres"] = str(error)
-    return Figures(
-        at=at,
-        counters=counters,
-        holds=tuple(holds[:most]),
-        complete="redis" not in silent and len(holds) <= most,
-        overdue=tuple(overdue(holds[:most], counters, now=at)),
-        ledger=counts,
-        silent=silent,
+    return Figures(at=at, counters=counters, census=census, overdue=late, ledger=counts, silent=silent)
+
+
+def find_overdue(leases: LeaseStore, *, now: float | None = None) -> tuple[Overdue, ...]:
+    """The running holds that are far older than their task's runs, the oldest first.  Raises ``StoreUnavailableError``."""
+    return _overdue(leases, leases.stats(), leases.census(), time.time() if now is None else now)
+
+
+def _overdue(
+    leases: LeaseStore, counters: Mapping[str, Mapping[str, int]], census: Census, now: float
+) -> tuple[Overdue, ...]:
+    """Holds are listed of those tasks alone whose oldest one is overdue: of none, as a rule."""
+    late = frozenset(
+        name for name, held in census.tasks.items() if _is_late(held, counters.get(name, {}), now)
     )
+    if not late:
+        return ()
+    page = leases.page(HoldQuery(slot="r", tasks=late), MOST_OVERDUE)
+    return tuple(overdue((listed.hold for listed in page.holds), counters, now=now))
+
+
+def _is_late(held: TaskCensus, counters: Mapping[str, int], now: float) -> bool:
+    limit = overdue_after(counters)
+    return limit is not None and held.oldest is not None and now - held.oldest > limit
 
 
 def subjects(app: Any, figures: Figures) -> Iterator[Subject]:

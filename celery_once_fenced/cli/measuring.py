@@ -42,8 +42,6 @@ def stats(as_json: bool) -> None:
     print_table((*NOW, *seen, *TIMES), rows)
     for late in figures.overdue:
         click.echo(f"overdue: {late}")
-    if not figures.complete:
-        note(f"only the first {len(figures.holds)} holds were read")
 
 
 def _read() -> Figures:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import islice
 from typing import Any, cast
 
 from celery_once_fenced import config
-from celery_once_fenced.audit import overdue
 from celery_once_fenced.doctor.declared import declared
 from celery_once_fenced.doctor.finding import Finding
 from celery_once_fenced.doctor.servers import (
@@ -25,7 +23,7 @@ from celery_once_fenced.doctor.servers import (
     timed,
 )
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
-from celery_once_fenced.figures import MOST_HOLDS
+from celery_once_fenced.figures import find_overdue
 from celery_once_fenced.runtime import Runtime, runtime_of
 from celery_once_fenced.stores import LedgerStore
 
@@ -117,11 +115,10 @@ def _postgres(ledger: LedgerStore) -> Generator[Finding, None, Clock | None]:
 
 def _overdue(runtime: Runtime) -> Iterator[Finding]:
     try:
-        holds = list(islice(runtime.leases.holds(), MOST_HOLDS))
-        late_ones = overdue(holds, runtime.leases.stats())
+        found = find_overdue(runtime.leases)
     except StoreUnavailableError:  # it answered a moment ago
         return
-    for late in late_ones:
+    for late in found:
         yield Finding(
             "W030",
             str(late),

@@ -63,7 +63,7 @@ def _families(figures: Figures, leases: dict[str, float], *, has_ledger: bool = 
     if "redis" not in figures.silent:
         yield from _counters(tasks)
         yield _durations(tasks)
-        yield from _held(figures, tasks)
+        yield from _held(tasks)
     if has_ledger and "postgres" not in figures.silent:
         yield from _ledger(figures)
     yield _gauge(
@@ -112,7 +112,7 @@ def _buckets(task: TaskFigures) -> Iterator[tuple[str, float]]:
         yield bound, total
 
 
-def _held(figures: Figures, tasks: list[TaskFigures]) -> Iterator[Metric]:
+def _held(tasks: list[TaskFigures]) -> Iterator[Metric]:
     names = [(task.task,) for task in tasks]
     slots = [(task.task, slot) for task in tasks for slot in SLOTS.values()]
     held = [getattr(task, slot) for task in tasks for slot in SLOTS.values()]
@@ -123,7 +123,6 @@ def _held(figures: Figures, tasks: list[TaskFigures]) -> Iterator[Metric]:
     yield _gauge("overdue_holds", "Running holds far older than the p99 of their task", ["task"], names, late)
     yield _gauge("oldest_hold_seconds", "Age of the oldest running hold", ["task"], names, oldest)
     yield _gauge("longest_run_seconds", "The longest run so far", ["task"], names, longest)
-    yield _gauge("holds_complete", "Whether all holds were read", [], [()], [float(figures.complete)])
 
 
 def _ledger(figures: Figures) -> Iterator[Metric]:

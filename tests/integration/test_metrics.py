@@ -30,7 +30,7 @@ from django_celery_once_fenced.views import MetricsView, bearer
 
 KEY = Key("ab" * 32, "shop.feed:secret-argument")
 NAME = re.compile(r"once_fenced_[a-z0-9_]+")
-UNITS = ("_seconds", "_total", "_up", "_holds", "_entries", "_messages", "_rows", "_complete")
+UNITS = ("_seconds", "_total", "_up", "_holds", "_entries", "_messages", "_rows")
 NOW_HERE = "redis://127.0.0.1:1/0"
 
 
@@ -52,7 +52,7 @@ def app(redis_url: str, namespace: str, postgres_url: str) -> Iterator[Celery]:
 def made(**once_fenced: Any) -> Celery:
     app = Celery("measured", broker="memory://", set_as_current=False)
     app.conf.once_fenced = once_fenced
-    app.task(name="shop.feed", base=SingletonTask, once=Once(lease=30))(nothing)
+    app.task(name="shop.feed", base=SingletonTask, once=Once(lease=30), shared=False)(nothing)
     return app
 
 
