@@ -7,15 +7,16 @@ all the same and settled in the worker (E12); a hold whose call was revoked is n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from celery_once_fenced.errors import DuplicateError, StoreUnavailableError
 from celery_once_fenced.events import emit
+from celery_once_fenced.keys import Key
 from celery_once_fenced.lease import queued_hold
-from celery_once_fenced.stores import Enqueue, Enqueued, Hold, LeaseStore
+from celery_once_fenced.stores import Confirm, Defer, Deferred, Enqueue, Enqueued, Hold, LeaseStore
 
 __all__ = ["Admission", "Call", "Permit"]
 
@@ -41,13 +42,16 @@ class Call:
 class Permit:
     """Whether to publish, and why; ``by`` is who holds the key."""
 
-    status: Literal["enqueued", "duplicate", "awaiting", "unguarded"]
+    status: Literal["enqueued", "duplicate", "replaced", "kept_last", "awaiting", "unguarded"]
     reason: str
     by: Hold | None = None
+    """Of a replacement: whom it displaced."""
+    seq: int = 0
+    """Number of the call, where calls are ordered."""
 
     @property
     def publish(self) -> bool:
-        return self.status != "duplicate"
+        return self.status not in ("duplicate", "kept_last")
 
 
 MOST_UNCERTAIN = 1000
@@ -71,19 +75,42 @@ class Admission:
             answer = self._enqueue(call)
         except StoreUnavailableError as error:
             return self._unguarded(call, error)
-        if answer.granted:
-            return Permit("enqueued", "free")
-        return self._refused(call, answer.by)
+        return self._permit(call, answer)
+
+    def admit_many(self, calls: Sequence[Call]) -> list[Permit | Exception]:
+        """The same for many calls, in one round trip; what would be raised is answered in the call's place (E18)."""
+        try:
+            self._withdraw_uncertain()
+            answers = self._leases.enqueue_many([_question(call) for call in calls])
+        except StoreUnavailableError as error:
+            return [_or_error(self._unguarded, call, error) for call in calls]
+        return [
+            _or_error(self._permit if not self._blocked(call, answer) else self._ask_again, call, answer)
+            for call, answer in zip(calls, answers, strict=True)
+        ]
+
+    def _ask_again(self, call: Call, _answer: Enqueued) -> Permit:
+        return self.admit(call)
+
+    def _permit(self, call: Call, answer: Enqueued) -> Permit:
+        if not answer.granted:
+            return self._refused(call, answer)
+        if answer.by is not None:
+            return self._replaced(call, answer)
+        return Permit("enqueued", "free", seq=answer.seq)
 
     def _enqueue(self, call: Call) -> Enqueued:
-        hold = queued_hold(call.queue_hold, delay=call.delay, expires=call.expires)
-        question = replace(call.question, hold=hold)
+        question = _question(call)
         self._withdraw_uncertain()
         answer = self._leases.enqueue(question)
-        if answer.by is not None and self._is_void(answer.by, call):
+        if self._blocked(call, answer) and answer.by is not None:
             self._leases.release(question.key.digest, "q", answer.by.holder)
             answer = self._leases.enqueue(question)
         return answer
+
+    def _blocked(self, call: Call, answer: Enqueued) -> bool:
+        """By the hold of a call that was revoked (E15)."""
+        return not answer.granted and answer.by is not None and self._is_void(answer.by, call)
 
     def _withdraw_uncertain(self) -> None:
         """A server that hung may still carry out what it was asked, when it wakes: then a hold stands for nothing (E2)."""
@@ -97,21 +124,33 @@ class Admission:
         # Only a delayed hold can outlive the revocation of its call by much, and only it has more than a hold left (E15).
         return by.slot == "q" and by.left > call.queue_hold and call.revoked(by.task_id)
 
-    def _refused(self, call: Call, by: Hold | None) -> Permit:
+    def _refused(self, call: Call, answer: Enqueued) -> Permit:
+        by = answer.by
         reason = "running" if by is not None and by.slot == "r" else "queued"
         if call.awaited:
-            return Permit("awaiting", reason, by)
+            return Permit("awaiting", reason, by, answer.seq)
         ask = call.question
+        who = {"key": ask.key.digest, "task": ask.task, "holder_task": by.task_id if by else ""}
+        if answer.kept:
+            emit("call.kept", **who)
+            return Permit("kept_last", reason, by, answer.seq)
+        emit("duplicate.suppressed", **who, why=reason)
+        if is_repeated(answer.times):
+            emit("duplicate.repeated", **who, times=answer.times)
+        if call.raises:
+            raise DuplicateError(ask.key.text, who["holder_task"])
+        return Permit("duplicate", reason, by)
+
+    def _replaced(self, call: Call, answer: Enqueued) -> Permit:
+        ask, by = call.question, answer.by
         emit(
-            "duplicate.suppressed",
+            "call.replaced",
             key=ask.key.digest,
             task=ask.task,
-            holder_task=by.task_id if by else "",
-            why=reason,
+            task_id=ask.task_id,
+            displaced_task=by.task_id if by else "",
         )
-        if call.raises:
-            raise DuplicateError(ask.key.text, by.task_id if by else "")
-        return Permit("duplicate", reason, by)
+        return Permit("replaced", "queued", by, answer.seq)
 
     def _unguarded(self, call: Call, error: StoreUnavailableError) -> Permit:
         refused = call.strict and not call.awaited
@@ -129,9 +168,42 @@ class Admission:
         except StoreUnavailableError as error:
             emit("store.failed", operation="release", key=digest, why=str(error))
 
-    def extend(self, question: Enqueue) -> None:
-        """Before a deferral or a retry is published: keep q for it, as far as it is its own (D1, E10)."""
+    def confirm(self, key: Key, delivery: str, *, published: bool) -> None:
+        """A call that may have displaced another is published, or never will be (E13a)."""
         try:
-            self._leases.enqueue(question)
+            self._leases.confirm(Confirm(key, delivery, published))
+        except StoreUnavailableError as error:  # then an older message waits, and runs
+            emit("store.failed", operation="confirm", key=key.digest, why=str(error))
+
+    def succeed(self, question: Enqueue) -> int:
+        """Before a retry is published: take q for it, as far as that is its task's (E10).  Returns its number (E13)."""
+        try:
+            return self._leases.enqueue(question).seq
         except StoreUnavailableError as error:
             emit("store.failed", operation="extend", key=question.key.digest, why=str(error))
+            return question.seq
+
+    def defer(self, question: Defer) -> Deferred | None:
+        """Before a message is published again: keep q for it, and its place in the line (D1, D3); None: no answer."""
+        try:
+            return self._leases.defer(question)
+        except StoreUnavailableError as error:
+            emit("store.failed", operation="extend", key=question.key.digest, why=str(error))
+            return None
+
+
+def is_repeated(times: int) -> bool:
+    """Whether so many refusals in a row are worth a warning: the tenth, the hundredth and so on."""
+    digits = str(times)
+    return times >= 10 and digits[0] == "1" and not digits[1:].strip("0")
+
+
+def _question(call: Call) -> Enqueue:
+    return replace(call.question, hold=queued_hold(call.queue_hold, delay=call.delay, expires=call.expires))
+
+
+def _or_error(decide: Callable[..., Permit], *about: Any) -> Permit | Exception:
+    try:
+        return decide(*about)
+    except (DuplicateError, StoreUnavailableError) as error:
+        return error

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_once_fenced.blueprint import Blueprint
     from celery_once_fenced.tasks import SingletonTask
 
-__all__ = ["enforce_limits", "execution_of"]
+__all__ = ["enforce_limits", "execution_of", "renumber"]
 
 _limits_are_enforced = False
 """Whether this process is killed at its hard time limit: only prefork's children are (E6)."""
@@ -42,6 +42,13 @@ def execution_of(
         return None
     header = _identified(task, request, header, args, kwargs)
     return None if header.key is None else _described(task, request, header.key, header, args, kwargs)
+
+
+def renumber(request: Any, seq: int) -> None:
+    """The request runs a later call than its message says, and so will its retries (E13b)."""
+    header = Header.parse(getattr(request, HEADER, None)) or Header()
+    said = replace(header, seq=seq).dump()
+    request.update({HEADER: said, "headers": {**(request.headers or {}), HEADER: said}})
 
 
 def _identified(
@@ -84,6 +91,8 @@ def _described(
         deferrals=header.deferrals,
         republished=header.republished,
         answer_from=header.answer_from if policy.tier == "efficiency" else "",
+        seq=header.seq,
+        waiting_since=header.waiting_since,
         visibility_timeout=blueprint.runtime.visibility_timeout,
         redelivery_window=blueprint.runtime.redelivery_window(policy.lease),
         control=_control,
@@ -136,7 +145,7 @@ def _stored_success(task: SingletonTask, task_id: str) -> tuple[bool | None, obj
 def _packed(task: SingletonTask, request: Any, header: Header) -> str | None:
     """The message as the outbox packs one: what "run again" publishes, as the same call of the same key (L14)."""
     signature = task.signature_from_request(request, countdown=0, retries=request.retries)
-    same = Header(key=header.key, fingerprint=header.fingerprint, run=header.run)
+    same = Header(key=header.key, fingerprint=header.fingerprint, run=header.run, seq=header.seq)
     signature.set(headers={**(signature.options.get("headers") or {}), HEADER: same.dump()})
     try:
         return CeleryPost(task.app).pack(signature, request.id, new_id())

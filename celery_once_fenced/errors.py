@@ -13,6 +13,7 @@ __all__ = [
     "BusyError",
     "ConfigError",
     "DeferralFailedError",
+    "DeferralOverflowError",
     "DuplicateError",
     "ExhaustedError",
     "FenceMismatchError",
@@ -132,6 +133,20 @@ class DeferralFailedError(OnceError):
 
     def __init__(self, task_id: str, problem: str) -> None:
         super().__init__(task_id, problem)
+
+
+class DeferralOverflowError(OnceError):
+    """More messages wait for one key than ``max_deferred`` allows (D3); this one's task ends FAILURE.
+
+    ``key`` is the readable key, ``waiters`` how many are waiting.
+    """
+
+    template = "{0} has {1} messages waiting for it, as many as max_deferred allows"
+
+    def __init__(self, key: str, waiters: int) -> None:
+        super().__init__(key, waiters)
+        self.key = key
+        self.waiters = waiters
 
 
 class KeyReusedError(OnceError):

@@ -37,6 +37,7 @@ from celery_once_fenced.run import (
     Execution,
     Returned,
     Skip,
+    Superseded,
     back_off,
 )
 from celery_once_fenced.stores import End, LeaseStore, Renewal, Settle, Start, Started
@@ -171,10 +172,20 @@ class Guard:
         if question is None:
             return None
         sent, started = self._ask_to_start(question)
+        if started.answer == "superseded" and self._runs_after_all(ex, _holder_task(started)):
+            sent, started = self._ask_to_start(replace(question, seq=0))
         if started.answer == "granted":
-            return self._granted(ex, question, sent)
+            return self._granted(ex, question, sent, started)
         emit("start.refused", key=ex.key.digest, task=ex.task, task_id=ex.task_id, why=started.answer)
         return self._aside(ex, started)
+
+    def _runs_after_all(self, ex: Execution, newer: str) -> bool:
+        """An awaited call that a newer one superseded waits until that has ended, and is answered from its success or
+        runs (E12a).  The ledger answers no call from another's, so in the correctness tier it runs.
+        """
+        if not ex.awaited or ex.policy.tier == "correctness":
+            return ex.awaited
+        return ex.answer_from == newer and all(hold.task_id != newer for hold in self._leases.look(ex.digest))
 
     def _ask_to_start(self, question: Start) -> tuple[float, Started]:
         for pause in (*SUCCESSOR_PAUSES, 0.0):
@@ -185,7 +196,9 @@ class Guard:
             self._sleep(pause)
         return sent, started
 
-    def _granted(self, ex: Execution, question: Start, sent: float) -> KeptLease | None:
+    def _granted(self, ex: Execution, question: Start, sent: float, started: Started) -> KeptLease | None:
+        if started.seq:
+            ex.take_kept(started.seq, started.call)
         if not question.span.sets_r:
             return None
         renewal = Renewal(ex.key.digest, question.slot, question.holder, ex.task, question.lease)
@@ -200,19 +213,28 @@ class Guard:
         if started.answer == "done":
             return Drop("settled")
         if started.answer == "superseded":
-            return Drop("superseded")
+            return self._superseded(ex, _holder_task(started))
         if started.answer == "busy" and ex.policy.tier == "efficiency":
             return self._busy(ex, started)
         twin = started.answer in ("twin", "ending")
         return back_off(ex, started.wait, started.answer, self._jitter(), twin=twin)
 
+    def _superseded(self, ex: Execution, newer: str) -> Aside:
+        if ex.awaited:
+            return replace(back_off(ex, ex.policy.lease, "superseded", self._jitter()), answer_from=newer)
+        return Superseded(newer)
+
     def _busy(self, ex: Execution, started: Started) -> Aside:
-        by = started.by.task_id if started.by else ""
-        if ex.awaited:  # waits for r, then is answered or runs (E12a)
-            return replace(back_off(ex, started.wait, "awaited", self._jitter()), answer_from=by)
-        if ex.policy.on_conflict == "defer" or (ex.policy.on_conflict == "skip" and ex.seen_before):
-            return back_off(ex, started.wait, "busy", self._jitter())
-        return Skip(by) if ex.policy.on_conflict == "skip" else Conflict(by)
+        by = _holder_task(started)
+        if (
+            ex.awaited
+        ):  # waits for r, then is answered or runs (E12a); from an older call it is not answered (E13)
+            waiting = back_off(ex, started.wait, "awaited", self._jitter())
+            return replace(waiting, limit=0, answer_from="" if ex.policy.span.ordered else by)
+        on_conflict = ex.policy.on_conflict
+        if on_conflict == "defer" or (on_conflict == "skip" and (ex.seen_before or ex.seq)):
+            return replace(back_off(ex, started.wait, "busy", self._jitter()), limit=ex.policy.max_deferred)
+        return Skip(by) if on_conflict == "skip" else Conflict(by)
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
@@ -221,7 +243,7 @@ class Guard:
             return None
         mark = ex.policy.lease if ex.redelivery_possible else 0.0
         slot, holder = kept.renewal.slot, kept.renewal.holder
-        return End(ex.key, ex.task, slot, ex.delivery, holder, ex.task_id, mark=mark)
+        return End(ex.key, ex.task, slot, ex.delivery, holder, ex.task_id, mark=mark, seq=ex.seq)
 
     def _end_after(self, ex: Execution, end: End | None, result: Returned | Aside) -> End | None:
         """A delivery that stepped aside after its start leaves no mark and gets its q back (C10, E8a)."""
@@ -259,3 +281,7 @@ class Guard:
 
 def _requeue(ex: Execution, aside: Aside) -> float:
     return ex.requeue_hold(aside.seconds) if isinstance(aside, Defer | Again) else 0.0
+
+
+def _holder_task(started: Started) -> str:
+    return started.by.task_id if started.by else ""

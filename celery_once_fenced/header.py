@@ -35,6 +35,10 @@ class Header:
     bypass: bool = False
     packed: bool = False
     """A stored message names its delivery before it is published, so that the second publishing is recognised (L9)."""
+    seq: int = 0
+    """Number of the call under ``replace`` and ``keep_last`` (E13)."""
+    waiting_since: int = 0
+    """When it began to wait for its turn (D3)."""
     once_key: str | None = None
     """Only for a signature sent by name: the worker derives the key from it (E16)."""
 
@@ -52,6 +56,8 @@ class Header:
             "from": self.answer_from,
             "bypass": self.bypass,
             "packed": self.packed,
+            "seq": self.seq,
+            "since": self.waiting_since,
             "once_key": self.once_key,
         }
         return {name: value for name, value in fields.items() if value}
@@ -73,6 +79,8 @@ class Header:
             answer_from=_text(raw, "from"),
             bypass=raw.get("bypass") is True,
             packed=raw.get("packed") is True,
+            seq=_count(raw, "seq"),
+            waiting_since=_count(raw, "since"),
             once_key=_text(raw, "once_key") or None,
         )
 

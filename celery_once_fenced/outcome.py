@@ -18,15 +18,20 @@ class Outcome:
     """Why a call was published, or was not."""
 
     status: Status
-    """``enqueued``: it holds its key · ``duplicate``: suppressed, the result is the holder's · ``awaiting``: something
-    waits for this very call, so it was published and is settled in the worker (E12) · ``unguarded``: published
-    without a hold."""
+    """``enqueued``: it holds its key · ``duplicate``: suppressed, the result is the holder's · ``replaced``: it holds its
+    key, and an older call that was queued will not run · ``kept_last``: the queued call runs with these arguments, the
+    result is its · ``awaiting``: something waits for this very call, so it was published and is settled in the worker
+    (E12) · ``unguarded``: published without a hold."""
     reason: str
     """In a word: ``free``, ``queued``, ``running``, ``bypassed``, ``no_key``, ``eager``, ``retry``, ``store_unavailable`` …"""
     key: str | None
     """Readable key; None where the call has none."""
     task_id: str
     """Who holds the key: this call's own id, or the holder's."""
+    worker: str = ""
+    """Node name of the worker where the holder runs; empty while it is queued, and for an own hold."""
+    slot: str = ""
+    """``q`` where the holder is queued, ``r`` where it runs; empty for an own hold."""
     since: datetime | None = None
     """When the holder took the key (UTC, the store's clock); None for an own hold."""
     until: datetime | None = None
@@ -40,6 +45,8 @@ class Outcome:
             reason=reason,
             key=key,
             task_id=hold.task_id,
+            worker=hold.worker,
+            slot=hold.slot,
             since=moment_of(hold.since),
             until=datetime.now(UTC) + timedelta(seconds=hold.left),
         )

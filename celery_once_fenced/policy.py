@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from dataclasses import dataclass, fields
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,26 @@ if TYPE_CHECKING:
         Unique,
     )
 
-__all__ = ["NOT_GIVEN", "NOT_YET", "SPANS", "Duration", "Once", "Policy", "Span", "parse_duration", "resolve"]
+__all__ = [
+    "NOT_GIVEN",
+    "SPANS",
+    "STRATEGIES",
+    "Duration",
+    "Once",
+    "Policy",
+    "Span",
+    "parse_duration",
+    "resolve",
+    "span_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One value of ``unique`` as six flags: the whole difference between the spans, as data."""
+    """One value of ``unique`` as six flags, and of ``on_duplicate`` as three more: all that tells them apart, as data.
+
+    The scripts read the same flags as letters.
+    """
 
     refused_by_q: bool
     """At enqueue: a queued call makes this one a duplicate."""
@@ -49,17 +64,26 @@ class Span:
     """At start: take r; the end frees it."""
     clears_q: bool
     """At start: free q."""
+    ordered: bool = False
+    """Calls of one key are numbered, and an older one is superseded by a newer one (E13)."""
+    displaces: bool = False
+    """At enqueue: take q from whoever has it (E13a)."""
+    keeps_last: bool = False
+    """At enqueue: a call that q refuses leaves its arguments to the one that holds q (E13b)."""
 
     @property
     def flags(self) -> str:
-        """The same for the scripts: the letters of ``qrQnRc``, in the order of the fields, that hold."""
+        """The same for the scripts: the letters of ``LETTERS``, in the order of the fields, that hold."""
         return "".join(
-            letter for letter, field in zip("qrQnRc", fields(self), strict=True) if getattr(self, field.name)
+            letter for letter, field in zip(LETTERS, fields(self), strict=True) if getattr(self, field.name)
         )
 
 
+LETTERS = "qrQnRcodk"
+
+
 def _span(flags: str) -> Span:
-    return Span(*(letter in flags for letter in "qrQnRc"))
+    return Span(*(letter in flags for letter in LETTERS))
 
 
 SPANS: Mapping[str, Span] = MappingProxyType(
@@ -71,6 +95,32 @@ SPANS: Mapping[str, Span] = MappingProxyType(
         "until_and_while_executing": _span("qQnRc"),
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One value of ``on_duplicate``: the flags it takes from a span, and those it adds."""
+
+    takes: str = ""
+    adds: str = ""
+
+
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+    {
+        "return_existing": Strategy(),
+        "raise": Strategy(),
+        "replace": Strategy(takes="qr", adds="od"),  # Nothing refuses the newest call.
+        "keep_last": Strategy(adds="ok"),
+    }
+)
+
+
+@cache
+def span_of(unique: str, on_duplicate: str) -> Span:
+    """The span of a task, as its strategy changes it."""
+    strategy = STRATEGIES[on_duplicate]
+    kept = set(SPANS[unique].flags) - set(strategy.takes)
+    return _span("".join(kept) + strategy.adds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,12 +191,6 @@ _BUILT_IN: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-NOT_YET: tuple[tuple[str, object], ...] = (
-    ("on_duplicate", "replace"),
-    ("on_duplicate", "keep_last"),
-)
-"""Values that are declared but not available in this version: the one place that refuses them."""
-
 
 def resolve(
     layers: Sequence[Once | Mapping[str, object]], *, task: str, hard_limit: float | None = None
@@ -178,13 +222,15 @@ def _given(layer: Once | Mapping[str, object]) -> dict[str, Any]:
 
 def _policy(options: dict[str, Any], task: str, hard_limit: float | None) -> Policy:
     unique = options["unique"]
-    options["span"] = SPANS[unique]
+    options["span"] = span_of(unique, options["on_duplicate"])
     options["scope"] = options["scope"] or task
     options["on_conflict"] = options["on_conflict"] or ("skip" if unique == "until_executed" else "defer")
     if options["max_hold"] is None:
         options["max_hold"] = hard_limit
-    if options["tier"] == "efficiency":
-        options["fingerprint"] = ()
+    if options["tier"] == "efficiency" or options["on_duplicate"] == "keep_last":
+        options[
+            "fingerprint"
+        ] = ()  # The arguments of a run that kept the last call are not those it was called with.
     return Policy(**options)
 
 
@@ -196,7 +242,6 @@ def _refusals(options: Mapping[str, Any]) -> Iterator[str]:
     yield from _refused_durations(options)
     if options["tier"] == "correctness":
         yield from _refused_in_correctness(options)
-    yield from _refused_for_now(options)
 
 
 def _refused_spans(options: Mapping[str, Any]) -> Iterator[str]:
@@ -242,10 +287,8 @@ def _refused_in_correctness(options: Mapping[str, Any]) -> Iterator[str]:
             f"on_duplicate={on_duplicate!r} runs the newest call in the place of an older one, but under "
             f"replay_for={replay_for:g} the ledger answers it with the older one's result; use replay_for=0"
         )
-
-
-def _refused_for_now(options: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in NOT_YET:
-        inert = name == "atomic" and options["tier"] == "efficiency"
-        if options[name] == value and not inert:
-            yield f"{name}={value!r} is not available in this version"
+    if on_duplicate == "keep_last" and options["resource"] is not None:
+        yield (
+            f"resource={options['resource']!r} could differ between the calls that on_duplicate='keep_last' makes "
+            "into one; leave resource out, it is the key then"
+        )

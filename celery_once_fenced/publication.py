@@ -5,7 +5,8 @@
     apply_async ─┬─ once=False, no key ──────────────────────────► published with a bypass header (E16)
                  ├─ retry, replace() ── q for the successor ─────► published (E10)
                  └─ admit ── enqueued, awaiting, unguarded ──────► published with its header (K4)
-                       └──── duplicate ──────────────────────────► the holder's result
+                       ├──── replaced ───────────────────────────► the same, then confirmed (E13a)
+                       └──── duplicate, kept_last ───────────────► the holder's result
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from celery import states
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
-from celery_once_fenced.admission import Call, Permit
+from celery_once_fenced import kept
+from celery_once_fenced.admission import Admission, Call, Permit
 from celery_once_fenced.errors import GrantError
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import Key, new_id
@@ -69,8 +71,23 @@ class Publication:
         if header.key is None:
             return self._send_unguarded("no_key", refused=False)
         if self._replaces_current:
-            return self._send_successor(header.key, header)
-        return self._send_guarded(header.key, header)
+            return self._send_successor(header.key, self._continued(header))
+        return self.complete(header, self._ask(header.key, header))
+
+    def draft(self) -> tuple[Header, Call | None]:
+        """A new call before it is asked for: its header, and the question, where there is something to ask (E18).
+
+        Raises what ``send`` raises for arguments that cannot be made into a key.
+        """
+        header = self._header(Header(), None)
+        asks = header.key is not None and self._asks
+        return header, self._call(header.key, header) if asks and header.key is not None else None
+
+    def complete(self, header: Header, permit: Permit | None) -> Any:
+        """Publish as the permit says (None: there was nothing to ask), and say what became of the call."""
+        if header.key is None:
+            return self._send_unguarded("no_key", refused=False)
+        return self._send_permitted(header.key, header, permit or Permit("enqueued", "free"))
 
     def _header(self, packed: Header, once_key: str | None) -> Header:
         """A stored message that knows its key keeps it: the call may have named another than its arguments make (L14)."""
@@ -85,6 +102,7 @@ class Publication:
             run=packed.run,
             awaited=self._awaited,
             packed=packed.packed,
+            seq=packed.seq,
         )
 
     @property
@@ -100,33 +118,49 @@ class Publication:
         current = self.task.app.current_worker_task
         return self.preassigned and current is not None and current.request.id == self.task_id
 
+    def _continued(self, header: Header) -> Header:
+        """What replaces the current task is not newer than it, where it has the same key (E13)."""
+        current = Header.parse(getattr(self.task.app.current_worker_task.request, HEADER, None))
+        same = current is not None and current.key == header.key
+        return replace(header, seq=current.seq) if current is not None and same else header
+
     # --- the three ways -----------------------------------------------------------------------------------------------
 
-    def _send_guarded(self, key: Key, header: Header) -> Any:
-        permit = self._ask(key, header)
+    def _send_permitted(self, key: Key, header: Header, permit: Permit) -> Any:
         if not permit.publish and permit.by is not None:
             return self._with_outcome(self.task.AsyncResult(permit.by.task_id), permit, key.text)
-        if permit.status == "awaiting" and permit.by is not None:
+        span = self.task.blueprint.policy.span
+        if permit.status == "awaiting" and permit.by is not None and not span.ordered:
             header = replace(header, answer_from=permit.by.task_id)
-        result = self._publish(header, withdraw=permit.status == "enqueued")
+        header = replace(header, seq=permit.seq)
+        result = self._publish(header, withdraw=permit.status in ("enqueued", "replaced"))
+        if span.displaces and permit.seq:
+            self._admission.confirm(key, header.delivery, published=True)
         return self._with_outcome(result, permit, key.text)
 
-    def _ask(self, key: Key, header: Header) -> Permit:
+    @property
+    def _asks(self) -> bool:
         span = self.task.blueprint.policy.span
-        if not (span.sets_q or span.refused_by_q or span.refused_by_r):
-            return Permit("enqueued", "free")
-        return self.task.blueprint.runtime.admission.admit(self._call(key, header))
+        return span.sets_q or span.refused_by_q or span.refused_by_r
+
+    def _ask(self, key: Key, header: Header) -> Permit | None:
+        return self._admission.admit(self._call(key, header)) if self._asks else None
 
     def _send_successor(self, key: Key, before: Header) -> Any:
         """Retry or ``replace()``: the key goes on to a new delivery (E10)."""
         header = replace(
-            before, delivery=new_id(), run=before.run or before.delivery, deferrals=0, republished=0
+            before,
+            delivery=new_id(),
+            run=before.run or before.delivery,
+            deferrals=0,
+            republished=0,
+            waiting_since=0,
         )
         policy = self.task.blueprint.policy
         if policy.span.sets_q and policy.unique != "until_expired":
             hold = queued_hold(policy.queue_hold, delay=self._delay, expires=self._expires)
             question = replace(self._question(key, header, "successor"), hold=hold)
-            self.task.blueprint.runtime.admission.extend(question)
+            header = replace(header, seq=self._admission.succeed(question))
         result = self._publish(header, withdraw=True)
         result.outcome = Outcome(status="enqueued", reason="retry", key=key.text, task_id=self.task_id)
         return result
@@ -138,11 +172,16 @@ class Publication:
         result.outcome = Outcome(status="unguarded", reason=reason, key=None, task_id=self.task_id)
         return result
 
+    @property
+    def _admission(self) -> Admission:
+        return self.task.blueprint.runtime.admission
+
     # --- parts --------------------------------------------------------------------------------------------------------
 
     def _question(self, key: Key, header: Header, mode: Mode) -> Enqueue:
         span = self.task.blueprint.policy.span
-        return Enqueue(key, self.task.name, span, header.delivery, self.task_id, 0.0, mode)
+        call = kept.pack(self.task.name, self.args, self.kwargs) if span.keeps_last and mode == "new" else ""
+        return Enqueue(key, self.task.name, span, header.delivery, self.task_id, 0.0, mode, header.seq, call)
 
     def _call(self, key: Key, header: Header) -> Call:
         policy = self.task.blueprint.policy
@@ -187,11 +226,17 @@ class Publication:
             )
         except BaseException:
             if withdraw and header.key is not None:  # nothing was sent, nothing is held (E11)
-                self.task.blueprint.runtime.admission.withdraw(header.key.digest, header.delivery)
+                self._take_back(header.key, header)
             raise
 
+    def _take_back(self, key: Key, header: Header) -> None:
+        if self.task.blueprint.policy.span.displaces and header.seq:
+            self._admission.confirm(key, header.delivery, published=False)
+        else:
+            self._admission.withdraw(key.digest, header.delivery)
+
     def _with_outcome(self, result: Any, permit: Permit, key: str) -> Any:
-        if permit.by is None:
+        if permit.by is None or permit.status == "replaced":
             own = Outcome(status=permit.status, reason=permit.reason, key=key, task_id=self.task_id)
             result.outcome = own
         else:

@@ -27,6 +27,7 @@ __all__ = [
     "Execution",
     "Returned",
     "Skip",
+    "Superseded",
     "back_off",
 ]
 
@@ -51,6 +52,8 @@ class Defer:
     why: str
     answer_from: str = ""
     counter: str = ""
+    limit: int | None = None
+    """Most waiters of the key, 0 = any number; None: it does not wait for its turn (D3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,15 @@ class Conflict:
     counter: str = ""
 
 
-Aside = Defer | Again | Drop | Skip | Conflict
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A newer call of the key takes the place of this one: the task ends REVOKED, with its task id as the reason (E13)."""
+
+    by: str
+    counter: str = ""
+
+
+Aside = Defer | Again | Drop | Skip | Conflict | Superseded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +128,12 @@ class Execution:
     control: Callable[[BaseException], Control]
     stored_success: Callable[[str], tuple[bool | None, object]]
     """Whether a task id succeeded, and with what; None where its result may still come."""
+    seq: int = 0
+    """Number of the call under ``replace`` and ``keep_last`` (E13); 0: none."""
+    waiting_since: int = 0
+    """When it began to wait for its turn (D3); 0: it does not."""
+    take_kept: Callable[[int, str], None] = lambda _seq, _call: None
+    """Takes over the number under which the body runs, and the arguments of a kept call, if not empty (E13b)."""
     message: Callable[[], str | None] = lambda: None
     """This message as text, so that an entry in doubt can be run again (L14); None where JSON cannot hold it."""
 
@@ -146,7 +163,7 @@ class Execution:
     def start(self, holder: str) -> Start | None:
         """The question that starts this delivery; None where its span has nothing to ask."""
         span, slot = self._run_slot()
-        if not (span.needs_r or span.sets_r or span.clears_q):
+        if not (span.needs_r or span.sets_r or span.clears_q or span.ordered):
             return None
         return Start(
             key=self.key,
@@ -159,6 +176,9 @@ class Execution:
             worker=self.worker,
             lease=self.policy.lease,
             redelivery=self.redelivery_possible,
+            waiting_since=self.waiting_since,
+            seq=self.seq,
+            remembered=self.policy.queue_hold,
         )
 
     def _run_slot(self) -> tuple[Span, str]:

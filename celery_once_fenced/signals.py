@@ -37,8 +37,8 @@ def _on_postrun(task: Any = None, state: Any = None, retval: Any = None, **_: An
     passage: Passage | None = getattr(request, "once_passage", None)
     if passage is None:
         _withdraw(task, Header.parse(getattr(request, HEADER, None)))
-    elif passage.settles and passage.returns and _is_over(state, retval):
-        _settle(task, passage.header)
+    elif passage.settles and (passage.returns or passage.seq) and _is_over(state, retval):
+        _settle(task, passage, ended=state != states.RETRY)
 
 
 def _is_over(state: Any, retval: Any) -> bool:
@@ -46,11 +46,13 @@ def _is_over(state: Any, retval: Any) -> bool:
     return state in SETTLED_STATES and not (isinstance(retval, Reject) and retval.requeue)
 
 
-def _settle(task: SingletonTask, header: Header | None) -> None:
+def _settle(task: Any, passage: Passage, *, ended: bool) -> None:
+    """A call that was kept for this run is over with it, but not with a retry (E13b)."""
     blueprint = task.blueprint
-    window = blueprint.runtime.redelivery_window(blueprint.policy.lease)
-    if header is not None and header.key is not None and window > 0:
-        blueprint.runtime.guard.settle(Settle(header.key, header.delivery, window))
+    window = blueprint.runtime.redelivery_window(blueprint.policy.lease) if passage.returns else 0.0
+    header, seq = passage.header, passage.seq if ended else 0
+    if header is not None and header.key is not None and (window > 0 or seq):
+        blueprint.runtime.guard.settle(Settle(header.key, header.delivery, window, seq))
 
 
 def _withdraw(task: SingletonTask, header: Header | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -18,6 +18,7 @@ from celery.result import AsyncResult
 
 from celery_once_fenced import signals, worker  # noqa: F401  # the import connects the signals
 from celery_once_fenced.blueprint import Blueprint
+from celery_once_fenced.bulk import send_many
 from celery_once_fenced.calls import CallPlan
 from celery_once_fenced.config import policy_for
 from celery_once_fenced.detached import Detached
@@ -36,6 +37,21 @@ POSITIONAL_OPTIONS = ("producer", "link", "link_error", "shadow")
 """Options of apply_async that Celery also takes by position, after args, kwargs and task_id."""
 NAMING_OPTIONS = ("fingerprint", "key", "resource")
 """Options of ``Once`` that name arguments of the task."""
+SINGLE_OPTIONS = frozenset(
+    {
+        "task_id",
+        "once",
+        "once_key",
+        "link",
+        "link_error",
+        "chain",
+        "chord",
+        "group_id",
+        "parent_id",
+        "retries",
+    }
+)
+"""Options of apply_async that belong to one call."""
 DURABLE = ("acks_late", "reject_on_worker_lost")
 """Task attributes without which a killed worker loses the job (W7)."""
 
@@ -86,7 +102,16 @@ class SingletonTask(Task):
             cls._make_durable(runtime, policy, refused)
         if cls.track_started:  # STARTED is stored after the grant, never before (E9)
             cls._track_started, cls.track_started = True, False
+        cls._check_serializer(policy)
         cls._blueprint = Blueprint(policy, cls._recipe(runtime, policy), runtime)
+
+    @classmethod
+    def _check_serializer(cls, policy: Policy) -> None:
+        if policy.span.keeps_last and cls.serializer != "json":
+            raise ConfigError(
+                f"task {cls.name} has on_duplicate='keep_last', which stores arguments as JSON, and "
+                f"serializer={cls.serializer!r}: what a run gets would differ; use the json serializer"
+            )
 
     @classmethod
     def _once_layers(cls) -> list[Once]:
@@ -172,6 +197,30 @@ class SingletonTask(Task):
         if enforcer is not None:
             return enforcer.send(publication, bypass=not once, once_key=once_key)
         return publication.send(bypass=not once, once_key=once_key)
+
+    def apply_many(
+        self, calls: Iterable[tuple[Sequence[Any] | None, Mapping[str, Any] | None]], **options: Any
+    ) -> list[Any]:
+        """Call the task for each ``(args, kwargs)``, asking for many keys in one round trip (E18).
+
+        Args:
+            calls: Arguments of each call; a generator is read as it goes.
+            **options: As of :meth:`apply_async`, for all calls: ``countdown``, ``queue``, …; none that belongs to a
+                single call.
+
+        Returns:
+            One result for each call, in order: Celery's ``AsyncResult`` with its ``outcome`` and ``error`` None.  Where
+            a call could not be made, ``outcome`` is None, ``error`` says why, ``get()`` raises it, and nothing is held;
+            the others are made all the same.
+
+        Raises ``TypeError`` for an option that cannot be shared.
+        """
+        single = sorted(options.keys() & SINGLE_OPTIONS)
+        if single:
+            raise TypeError(f"apply_many() makes many calls, so it does not take {', '.join(single)}")
+        if self.app.conf.task_always_eager:
+            return [self._eager(args, kwargs, None, dict(options)) for args, kwargs in calls]
+        return send_many(self, calls, options)
 
     def _eager(self, args: Any, kwargs: Any, task_id: str | None, options: dict[str, Any]) -> Any:
         result = super().apply_async(args, kwargs, task_id=task_id, **options)

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.exceptions import Ignore, Reject
 
-from celery_once_fenced.delivery import execution_of
-from celery_once_fenced.errors import DeferralFailedError, DuplicateError
+from celery_once_fenced import kept, stores
+from celery_once_fenced.delivery import execution_of, renumber
+from celery_once_fenced.errors import DeferralFailedError, DeferralOverflowError, DuplicateError
 from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Grant
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import new_id
-from celery_once_fenced.run import Again, Aside, Conflict, Defer, Drop, Execution, Returned, Skip
-from celery_once_fenced.stores import Enqueue
+from celery_once_fenced.run import Again, Aside, Conflict, Defer, Drop, Execution, Returned, Skip, Superseded
 
 if TYPE_CHECKING:
     from celery_once_fenced.tasks import SingletonTask
@@ -37,6 +36,8 @@ class Passage:
     settles: bool = False
     returns: bool = False
     """Whether this delivery may be seen again."""
+    seq: int = 0
+    """Number under which the body ran, where a kept call may have gone into it (E13b)."""
 
 
 def is_delivery(request: Any) -> bool:
@@ -62,20 +63,48 @@ def run(task: SingletonTask, request: Any, args: Sequence[Any], kwargs: Mapping[
     passage.header = Header(key=execution.key, delivery=execution.delivery)
     passage.returns = execution.redelivery_possible
     passage.settles = True
-    result = task.blueprint.runtime.guard.run(execution, partial(_body, task, request, args, kwargs))
+    call = Call(task, request, args, kwargs, passage)
+    execution = replace(execution, take_kept=call.take_kept)
+    result = task.blueprint.runtime.guard.run(execution, call.body)
     if isinstance(result, Returned):
         return result.value
     passage.settles = False
     return _ASIDES[type(result)](task, request, execution, result)
 
 
-def _body(
-    task: SingletonTask, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any], _grant: Grant
-) -> object:
-    if task._track_started and not _ignores_result(task, request):
-        # Stored after the grant: a delivery that steps aside must not turn a result back into STARTED (E9).
-        task.backend.store_result(request.id, {"hostname": request.hostname}, states.STARTED, request=request)
-    return task.run(*args, **kwargs)
+@dataclass(slots=True)
+class Call:
+    """The call that a delivery makes: its own, or the last one that was left to it (E13b)."""
+
+    task: SingletonTask
+    request: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    passage: Passage
+
+    def take_kept(self, seq: int, call: str) -> None:
+        """What the body runs with from now on; retries, too, since they repeat the request."""
+        if self.task.blueprint.policy.span.keeps_last:
+            self.passage.seq = seq
+        if not call:
+            return
+        last = kept.unpack(call)
+        if last is None:
+            emit("store.failed", operation="kept call", key="", why="it is no call as text")
+            return
+        self.args, self.kwargs = last
+        self.request.update(args=list(self.args), kwargs=dict(self.kwargs))
+        renumber(self.request, seq)
+        emit("call.taken_over", task=self.task.name, task_id=self.request.id)
+
+    def body(self, _grant: Grant) -> object:
+        task, request = self.task, self.request
+        if task._track_started and not _ignores_result(task, request):
+            # Stored after the grant: a delivery that steps aside must not turn a result back into STARTED (E9).
+            task.backend.store_result(
+                request.id, {"hostname": request.hostname}, states.STARTED, request=request
+            )
+        return task.run(*self.args, **self.kwargs)
 
 
 def _ignores_result(task: SingletonTask, request: Any) -> bool:
@@ -88,10 +117,12 @@ def _ignores_result(task: SingletonTask, request: Any) -> bool:
 
 
 def _defer(task: SingletonTask, request: Any, ex: Execution, aside: Defer) -> Any:
+    deferred = task.blueprint.runtime.admission.defer(_deferral(ex, aside))
+    if deferred is not None and deferred.overflow:
+        _overflow(task, request, ex, deferred.waiters)
     header = _header(ex, delivery=ex.delivery, deferrals=ex.deferrals + 1, republished=ex.republished)
-    header = replace(header, answer_from=aside.answer_from or ex.answer_from)
-    hold = ex.policy.queue_hold + aside.seconds
-    task.blueprint.runtime.admission.extend(_extension(ex, hold))
+    since = deferred.since if deferred is not None and aside.limit is not None else 0
+    header = replace(header, answer_from=aside.answer_from or ex.answer_from, waiting_since=since)
     _publish_again(task, request, header, aside.seconds)
     emit(
         "execution.deferred",
@@ -102,6 +133,28 @@ def _defer(task: SingletonTask, request: Any, ex: Execution, aside: Defer) -> An
         why=aside.why,
     )
     raise Ignore(f"deferred for {aside.seconds:.3g} s: {aside.why}")
+
+
+def _deferral(ex: Execution, aside: Defer) -> stores.Defer:
+    return stores.Defer(
+        ex.key,
+        ex.task,
+        ex.policy.span,
+        ex.delivery,
+        hold=ex.policy.queue_hold + aside.seconds,
+        limit=aside.limit,
+        since=ex.waiting_since,
+        believed=aside.seconds + ex.policy.lease,
+    )
+
+
+def _overflow(task: SingletonTask, request: Any, ex: Execution, waiters: int) -> None:
+    """One waiter too many (D3): the task fails, or ends REVOKED where the policy drops it."""
+    error = DeferralOverflowError(ex.key.text, waiters)
+    emit("execution.overflowed", key=ex.digest, task=ex.task, task_id=ex.task_id, waiters=waiters)
+    if ex.policy.on_overflow == "raise":
+        raise error
+    _revoke(task, request, str(error))
 
 
 def _again(task: SingletonTask, request: Any, ex: Execution, aside: Again) -> Any:
@@ -128,11 +181,8 @@ def _header(ex: Execution, *, delivery: str, deferrals: int, republished: int) -
         deferrals=deferrals,
         republished=republished,
         answer_from=ex.answer_from,
+        seq=ex.seq,
     )
-
-
-def _extension(ex: Execution, hold: float) -> Enqueue:
-    return Enqueue(ex.key, ex.task, ex.policy.span, ex.delivery, ex.task_id, hold, "deferred")
 
 
 def _publish_again(task: SingletonTask, request: Any, header: Header, seconds: float) -> None:
@@ -159,6 +209,26 @@ def _skip(task: SingletonTask, request: Any, ex: Execution, aside: Skip) -> Any:
     reason = f"skipped: {ex.key.text} is held by task {aside.by}"
     task.blueprint.runtime.admission.withdraw(ex.digest, ex.delivery)
     emit("execution.skipped", key=ex.digest, task=ex.task, task_id=ex.task_id, holder_task=aside.by)
+    _revoke(task, request, reason)
+
+
+def _superseded(task: SingletonTask, request: Any, ex: Execution, aside: Superseded) -> Any:
+    """A newer call runs in its place (E13).  A result that is there already stays as it is."""
+    reason = f"superseded: task {aside.by} runs {ex.key.text} in its place"
+    emit("execution.superseded", key=ex.digest, task=ex.task, task_id=ex.task_id, newer_task=aside.by)
+    if ex.seen_before and _has_result(task, request.id):
+        raise Ignore(reason)
+    _revoke(task, request, reason)
+
+
+def _has_result(task: SingletonTask, task_id: str) -> bool:
+    try:
+        return task.AsyncResult(task_id).state in states.READY_STATES
+    except Exception:  # noqa: BLE001  # a backend that cannot be asked knows none
+        return False
+
+
+def _revoke(task: SingletonTask, request: Any, reason: str) -> Any:
     task.backend.mark_as_revoked(
         request.id, reason, request=request, store_result=not _ignores_result(task, request)
     )
@@ -176,4 +246,5 @@ _ASIDES: Mapping[type[Aside], Any] = {
     Drop: _drop,
     Skip: _skip,
     Conflict: _conflict,
+    Superseded: _superseded,
 }

@@ -9,6 +9,9 @@ id of one acquisition (words: docs/glossary).
 from __future__ import annotations
 
 from celery_once_fenced.stores.lease_questions import (
+    Confirm,
+    Defer,
+    Deferred,
     End,
     Enqueue,
     Enqueued,
@@ -70,8 +73,11 @@ __all__ = [
     "Claim",
     "Claimed",
     "Completion",
+    "Confirm",
     "Cursor",
     "Database",
+    "Defer",
+    "Deferred",
     "EffectFinish",
     "EffectStart",
     "EffectStarted",

@@ -12,6 +12,9 @@ from celery_once_fenced.stores.hold import Hold, Slot
 from celery_once_fenced.stores.listing import HoldListing
 
 __all__ = [
+    "Confirm",
+    "Defer",
+    "Deferred",
     "End",
     "Enqueue",
     "Enqueued",
@@ -26,7 +29,7 @@ __all__ = [
     "Started",
 ]
 
-Mode = Literal["new", "awaited", "successor", "deferred"]
+Mode = Literal["new", "awaited", "successor"]
 StartAnswer = Literal["granted", "done", "ending", "twin", "successor", "busy", "superseded"]
 
 
@@ -36,8 +39,9 @@ class Enqueue:
 
     ``new`` and ``awaited`` are refused by q and r as the span says; an ``awaited`` refusal is not a suppression.
     ``successor`` (retry, ``replace()``) takes q if it is free or of the same task id and is never refused (E10).
-    ``deferred`` extends q if it is this delivery's own and does nothing else (D1).
     Sent twice for the same delivery, the second is granted too: a lost reply is no refusal (E3).
+
+    Under an ordered span the store numbers the call (``seq``), unless it has a number already, as a retry has (E13).
     """
 
     key: Key
@@ -47,13 +51,58 @@ class Enqueue:
     task_id: str
     hold: float
     mode: Mode = "new"
+    seq: int = 0
+    """The number of the call, where it has one; 0: none yet."""
+    call: str = ""
+    """The call itself as text, where the span keeps the last one (E13b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
     granted: bool
     by: Hold | None = None
-    """Who holds the key, where refused."""
+    """Who holds the key, where refused or kept; whom the call displaced, where granted."""
+    kept: bool = False
+    """Not to be published: the call is left to the one in q (E13b)."""
+    seq: int = 0
+    """The number of the call under an ordered span; it travels in the header."""
+    times: int = 0
+    """How often the key has refused a call since it last ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """What became of a call that may have displaced another (E13a): ``published``, or it never will be."""
+
+    key: Key
+    delivery: str
+    published: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """A message is about to be published again (D1): its own q is extended, and it takes its place in the line (D3)."""
+
+    key: Key
+    task: str
+    span: Span
+    delivery: str
+    hold: float
+    limit: int | None = None
+    """Most waiters of the key, 0 = any number; None: it does not wait for its turn, so it is not counted."""
+    since: int = 0
+    """When it began to wait, as ``Deferred.since`` told at the first time; 0: only now."""
+    believed: float = 0.0
+    """Seconds after which a waiter that did not come back is no longer counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    overflow: bool
+    """One waiter too many: nothing was extended."""
+    waiters: int
+    since: int
+    """Unix time in milliseconds, by the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +123,25 @@ class Start:
     worker: str
     lease: float
     redelivery: bool
+    waiting_since: int = 0
+    """When it began to wait for its turn (D3); 0: it did not."""
+    seq: int = 0
+    """The number of the call under an ordered span; 0: it has none, or is to be started whatever has come since."""
+    remembered: float = 0.0
+    """Seconds for which an ordered span remembers that this call was started (E13)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
     answer: StartAnswer
     by: Hold | None = None
+    """Who is in the way; q where it is a newer call."""
     wait: float = 0.0
     """Seconds until what stands in the way lapses: r's TTL, or the ending mark's."""
+    seq: int = 0
+    """The number under which it runs: its own, or that of the kept call."""
+    call: str = ""
+    """The kept call, where it is newer than this one: the body runs with its arguments (E13b)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +162,19 @@ class End:
     """Seconds the body ran, for the hold-time histogram; None where no body ran."""
     counter: str = ""
     """One more counter of the task to add one to (``replayed``, ``fenced_off``)."""
+    seq: int = 0
+    """The number of the call, which goes back with q; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Replace the ending mark of a delivery by its tombstone for ``window`` seconds (E8)."""
+    """Replace the ending mark of a delivery by its tombstone for ``window`` seconds (E8), 0 = none."""
 
     key: Key
     delivery: str
     window: float
+    seq: int = 0
+    """The number under which the body ran, where it ended: a kept call with this number is forgotten (E13b)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +193,12 @@ class LeaseStore(HoldListing, Protocol):
     """Every method is one round trip and raises ``StoreUnavailableError`` when it gets no answer in time."""
 
     def enqueue(self, ask: Enqueue) -> Enqueued: ...
+    def enqueue_many(self, asks: Sequence[Enqueue]) -> list[Enqueued]:
+        """One round trip for all of them, in their order."""
+        ...
+
+    def confirm(self, ask: Confirm) -> None: ...
+    def defer(self, ask: Defer) -> Deferred: ...
     def start(self, ask: Start) -> Started: ...
     def renew(self, asks: Sequence[Renewal]) -> list[bool]:
         """True where the lease was still the holder's.  One round trip for all of them; not subject to the breaker."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from celery_once_fenced.stores import End, Hold, Slot
 from celery_once_fenced.stores.counters import HOLD_MAX, HOLD_SUM, hold_field
@@ -22,6 +23,8 @@ class Held:
 
     hold: Hold
     until: float
+    seq: int = 0
+    """Number of the call in q."""
 
     def of_task(self, task_id: str) -> bool:
         """Whether it is a delivery of this task id; a task without an id is nobody's."""
@@ -37,7 +40,7 @@ class State:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._slots: dict[tuple[Slot, str], Held] = {}
-        self._marks: dict[tuple[str, str], float] = {}
+        self._notes: dict[tuple[str, str], tuple[Any, float]] = {}
         self.counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.hourly: defaultdict[str, Counter[tuple[int, str]]] = defaultdict(Counter)
         """Per task, by unix hour and counter."""
@@ -56,8 +59,8 @@ class State:
             return None
         return held
 
-    def put(self, hold: Hold, seconds: float) -> None:
-        self._slots[hold.slot, hold.name or hold.digest] = Held(hold, self.now() + seconds)
+    def put(self, hold: Hold, seconds: float, seq: int = 0) -> None:
+        self._slots[hold.slot, hold.name or hold.digest] = Held(hold, self.now() + seconds, seq)
 
     def free(self, slot: Slot, name: str) -> None:
         del self._slots[slot, name]
@@ -73,19 +76,24 @@ class State:
     def shown(self, held: Held) -> Hold:
         return replace(held.hold, left=self.left(held))
 
-    # --- marks ----------------------------------------------------------------------------------------------
+    # --- notes: what is remembered for a time, by kind and key or delivery --------------------------------------
 
-    def mark(self, name: str, delivery: str, seconds: float) -> None:
+    def note(self, kind: str, name: str, value: Any, seconds: float) -> None:
         """Nothing for 0 seconds."""
         if seconds > 0:
-            self._marks[name, delivery] = self.now() + seconds
+            self._notes[kind, name] = (value, self.now() + seconds)
 
-    def unmark(self, name: str, delivery: str) -> None:
-        self._marks.pop((name, delivery), None)
+    def noted(self, kind: str, name: str) -> Any:
+        """None where there is none, or it has lapsed."""
+        value, until = self._notes.get((kind, name), (None, 0.0))
+        return value if until > self.now() else None
 
-    def marked(self, name: str, delivery: str) -> float:
-        """Seconds left of a mark; 0 without one."""
-        return max(0.0, self._marks.get((name, delivery), 0.0) - self.now())
+    def note_left(self, kind: str, name: str) -> float:
+        """Seconds left of a note; 0 without one."""
+        return max(0.0, self._notes.get((kind, name), (None, 0.0))[1] - self.now())
+
+    def forget(self, kind: str, name: str) -> None:
+        self._notes.pop((kind, name), None)
 
     # --- counters -------------------------------------------------------------------------------------------
 

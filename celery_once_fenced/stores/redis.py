@@ -13,11 +13,23 @@ from typing import Any
 
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.policy import Span
-from celery_once_fenced.stores import End, Enqueue, Enqueued, Renewal, Settle, Slot, Start, Started
+from celery_once_fenced.stores import (
+    Confirm,
+    Defer,
+    Deferred,
+    End,
+    Enqueue,
+    Enqueued,
+    Renewal,
+    Settle,
+    Slot,
+    Start,
+    Started,
+)
 from celery_once_fenced.stores.counters import hold_field
 from celery_once_fenced.stores.redis_link import Command, RedisLink, Script, script
 from celery_once_fenced.stores.redis_listing import RedisListing
-from celery_once_fenced.stores.redis_values import MAX_TEXT, encode, milliseconds, parse_hold
+from celery_once_fenced.stores.redis_values import MAX_TEXT, encode, milliseconds, number, parse_hold
 
 __all__ = ["RedisLeaseStore"]
 
@@ -66,12 +78,20 @@ class RedisLeaseStore(RedisListing):
     # --- the life of a call ---------------------------------------------------------------------------------
 
     def enqueue(self, ask: Enqueue) -> Enqueued:
-        if ask.mode != "deferred" and not _asks_when_queued(ask.span):
+        if not _asks_when_queued(ask.span):
             return Enqueued(True)
+        return _enqueued(ask, self._link.ask(self._enqueue(ask))[0])
+
+    def enqueue_many(self, asks: Sequence[Enqueue]) -> list[Enqueued]:
+        if not asks or not _asks_when_queued(asks[0].span):
+            return [Enqueued(True) for _ in asks]
+        answers = self._link.ask(*map(self._enqueue, asks))
+        return [_enqueued(ask, answer) for ask, answer in zip(asks, answers, strict=True)]
+
+    def _enqueue(self, ask: Enqueue) -> Command:
         digest = ask.key.digest
-        answer = self._run(
-            "enqueue",
-            digest,
+        return self._script("enqueue").call(
+            self._bucket(digest),
             digest,
             encode(ask.task),
             _flags(ask.span),
@@ -80,12 +100,32 @@ class RedisLeaseStore(RedisListing):
             encode(ask.task_id),
             milliseconds(ask.hold) or 1,
             ask.key.text[:MAX_TEXT],
+            *((ask.seq or "", ask.call) if ask.span.ordered else ()),
         )
-        return Enqueued(True) if answer == 1 else Enqueued(False, parse_hold(answer[0], digest, *answer[1:]))
+
+    def confirm(self, ask: Confirm) -> None:
+        digest = ask.key.digest
+        self._run("confirm", digest, digest, encode(ask.delivery), int(ask.published))
+
+    def defer(self, ask: Defer) -> Deferred:
+        digest = ask.key.digest
+        what, waiters, since = self._run(
+            "defer",
+            digest,
+            digest,
+            encode(ask.task),
+            _flags(ask.span),
+            encode(ask.delivery),
+            milliseconds(ask.hold) or 1,
+            "" if ask.limit is None else ask.limit,
+            ask.since or "",
+            milliseconds(ask.believed) or 1,
+        )
+        return Deferred(what == "overflow", waiters, number(since))
 
     def start(self, ask: Start) -> Started:
         digest = ask.key.digest
-        answer, wait, *value = self._run(
+        answer = self._run(
             "start",
             digest,
             digest,
@@ -99,10 +139,10 @@ class RedisLeaseStore(RedisListing):
             milliseconds(ask.lease) or 1,
             int(ask.redelivery),
             ask.key.text[:MAX_TEXT],
+            ask.waiting_since or "",
+            *((ask.seq or "", milliseconds(ask.remembered) or 1) if ask.span.ordered else ()),
         )
-        name = "" if ask.slot == digest else ask.slot
-        by = parse_hold("r", digest, value[0], wait, name) if value else None
-        return Started(answer, by, wait / 1000)
+        return _started(ask, *answer)
 
     def renew(self, asks: Sequence[Renewal]) -> list[bool]:
         by_bucket: dict[str, list[int]] = {}
@@ -136,12 +176,15 @@ class RedisLeaseStore(RedisListing):
             milliseconds(ask.held or 0),
             ask.counter,
             ask.key.text[:MAX_TEXT],
+            ask.seq or "",
             again=AGAIN,
         )
         return bool(answer == 1)
 
     def settle(self, ask: Settle) -> None:
-        self._run("settle", ask.key.digest, encode(ask.delivery), milliseconds(ask.window))
+        digest = ask.key.digest
+        kept = (digest, ask.seq) if ask.seq else ()
+        self._run("settle", digest, encode(ask.delivery), milliseconds(ask.window), *kept)
 
     def release(self, digest: str, slot: Slot, holder: str, name: str = "") -> bool:
         answer = self._run(
@@ -201,6 +244,26 @@ def _flags(span: Span) -> str:
 def _asks_when_queued(span: Span) -> bool:
     """False for while_executing: nothing to be refused by, nothing to take, no round trip."""
     return span.refused_by_q or span.refused_by_r or span.sets_q
+
+
+def _enqueued(ask: Enqueue, answer: Any) -> Enqueued:
+    if answer == 1:
+        return Enqueued(True)
+    what, count, *hold = answer
+    by = parse_hold(hold[0], ask.key.digest, *hold[1:]) if hold else None
+    if what == "refused":
+        return Enqueued(False, by, times=number(count))
+    return Enqueued(what == "granted", by, kept=what == "kept", seq=number(count))
+
+
+def _started(
+    ask: Start, what: Any, wait: int, slot: str = "", value: str = "", seq: str = "", call: str = ""
+) -> Started:
+    if not slot:
+        return Started(what, wait=wait / 1000, seq=number(seq), call=call)
+    digest = ask.key.digest
+    name = "" if slot == "q" or ask.slot == digest else ask.slot
+    return Started(what, parse_hold("q" if slot == "q" else "r", digest, value, wait, name), wait / 1000)
 
 
 def _renewal(ask: Renewal) -> Command:

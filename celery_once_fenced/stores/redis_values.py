@@ -12,7 +12,16 @@ from typing import Any
 from celery_once_fenced.stores import Hold, Slot
 from celery_once_fenced.stores.counters import HOLD_MAX
 
-__all__ = ["MAX_TEXT", "add_counters", "decode", "encode", "milliseconds", "parse_hold", "parse_member"]
+__all__ = [
+    "MAX_TEXT",
+    "add_counters",
+    "decode",
+    "encode",
+    "milliseconds",
+    "number",
+    "parse_hold",
+    "parse_member",
+]
 
 MAX_TEXT = 100
 """Characters of the readable key that are stored with a hold."""
@@ -40,7 +49,7 @@ def milliseconds(seconds: float) -> int:
 def parse_hold(slot: Slot, digest: str, value: object, left: object, name: str = "") -> Hold:
     """What a script says occupies a slot.  ``left``: milliseconds, negative where it would never lapse."""
     fields = str(value).split("|", 4 if slot == "q" else 6)
-    seconds = max(_number(left), 0) / 1000
+    seconds = max(number(left), 0) / 1000
     if slot == "q" and len(fields) == 5:
         holder, task_id, since, task, text = fields
         delivery, worker = holder, ""
@@ -54,7 +63,7 @@ def parse_hold(slot: Slot, digest: str, value: object, left: object, name: str =
         holder=decode(holder) or UNKNOWN,
         task_id=decode(task_id),
         delivery=decode(delivery),
-        since=_number(since) * MICROSECOND,
+        since=number(since) * MICROSECOND,
         left=seconds,
         worker=decode(worker),
         text=text[:MAX_TEXT],
@@ -86,7 +95,8 @@ def _merge(field: str, one: int, other: int) -> int:
     return max(one, other) if field == HOLD_MAX else one + other
 
 
-def _number(text: object) -> int:
+def number(text: object) -> int:
+    """What should be a whole number, as one; 0 where it is none."""
     try:
         return int(str(text)[:19])
     except ValueError:

@@ -14,8 +14,11 @@ from typing import Any, Literal
 import redis
 
 from celery_once_fenced.keys import Key
-from celery_once_fenced.policy import SPANS, Span
+from celery_once_fenced.policy import Span, span_of
 from celery_once_fenced.stores import (
+    Confirm,
+    Defer,
+    Deferred,
     End,
     Enqueue,
     Enqueued,
@@ -51,36 +54,74 @@ class ManualClock:
 
 @dataclass
 class Bench:
-    """By default every delivery is a call of its own, of an until_executed task, with its own task id."""
+    """By default every delivery is a call of its own, of an until_executed task, with its own task id.
+
+    A delivery carries the number that it was given when it was enqueued, as its header would.
+    """
 
     store: LeaseStore
     unique: str = "until_executed"
+    on_duplicate: str = "return_existing"
     key: Key = KEY
     task: str = TASK
+    numbers: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
 
     def later(self, seconds: float) -> None:
         raise NotImplementedError
 
-    def of(self, unique: str) -> Bench:
-        """The same store, asked by a task with another span."""
-        return replace(self, unique=unique)
+    def of(self, unique: str, on_duplicate: str = "return_existing") -> Bench:
+        """The same store, asked by a task with another span or strategy."""
+        return replace(self, unique=unique, on_duplicate=on_duplicate)
 
     @property
     def span(self) -> Span:
-        return SPANS[self.unique]
+        return span_of(self.unique, self.on_duplicate)
 
     def enqueue(
         self,
         delivery: str,
         *,
         task_id: str = "",
-        mode: Literal["new", "awaited", "successor", "deferred"] = "new",
+        mode: Literal["new", "awaited", "successor"] = "new",
         hold: float = HOLD,
+        retry_of: str = "",
     ) -> Enqueued:
-        task_id = task_id or f"task of {delivery}"
-        return self.store.enqueue(
-            Enqueue(self.key, self.task, self.span, delivery, task_id, hold=hold, mode=mode)
+        """``retry_of``: the delivery whose number a retry carries on."""
+        answer = self.store.enqueue(
+            Enqueue(
+                self.key,
+                self.task,
+                self.span,
+                delivery,
+                task_id or f"task of {delivery}",
+                hold=hold,
+                mode=mode,
+                seq=self.numbers.get(retry_of, 0),
+                call=f"call of {delivery}" if self.span.keeps_last else "",
+            )
         )
+        self.numbers[delivery] = answer.seq
+        return answer
+
+    def confirm(self, delivery: str, *, published: bool = True) -> None:
+        self.store.confirm(Confirm(self.key, delivery, published))
+
+    def defer(
+        self,
+        delivery: str,
+        *,
+        hold: float = HOLD,
+        limit: int | None = None,
+        believed: float = LEASE,
+    ) -> Deferred:
+        since = self.waiting.get(delivery, 0)
+        answer = self.store.defer(
+            Defer(self.key, self.task, self.span, delivery, hold, limit, since, believed)
+        )
+        if limit is not None and not answer.overflow:
+            self.waiting[delivery] = answer.since
+        return answer
 
     def start(
         self,
@@ -91,8 +132,12 @@ class Bench:
         redelivery: bool = False,
         guard: bool = False,
         lease: float = LEASE,
+        ordered: bool = True,
     ) -> Started:
-        """``guard``: the span has no r, and takes the slot of its delivery to see its twin."""
+        """``guard``: the span has no r, and takes the slot of its delivery to see its twin.
+
+        ``ordered=False``: to be started whatever has come since.
+        """
         return self.store.start(
             Start(
                 key=self.key,
@@ -105,6 +150,9 @@ class Bench:
                 worker="celery@host",
                 lease=lease,
                 redelivery=redelivery or guard,
+                waiting_since=self.waiting.get(delivery, 0),
+                seq=self.numbers.get(delivery, 0) if ordered else 0,
+                remembered=HOLD,
             )
         )
 
@@ -135,11 +183,12 @@ class Bench:
                 requeue=requeue,
                 held=held,
                 counter=counter,
+                seq=self.numbers.get(delivery, 0),
             )
         )
 
-    def settle(self, delivery: str, window: float = HOLD) -> None:
-        self.store.settle(Settle(self.key, delivery, window))
+    def settle(self, delivery: str, window: float = HOLD, *, seq: int = 0) -> None:
+        self.store.settle(Settle(self.key, delivery, window, seq))
 
     def release(self, slot: Literal["q", "r"], holder: str, name: str = "") -> bool:
         return self.store.release(self.key.digest, slot, holder, name)
@@ -173,12 +222,21 @@ class RedisBench(Bench):
         assert self.client is not None
         for name in list(self.client.scan_iter(match=f"{{{self.namespace}:*", count=1000)):
             left = self.client.pttl(name)
+            if b":waiting:" in name or name.endswith(b":index"):
+                self._age_members(name, seconds)
+            if b":displaced:" in name:
+                self._age_displacement(name, seconds)
             if left > 0:
                 self.client.pexpire(name, left - round(seconds * 1000))
-            elif name.endswith(b":index"):
-                self._age_index(name, seconds)
 
-    def _age_index(self, name: bytes, seconds: float) -> None:
+    def _age_displacement(self, name: bytes, seconds: float) -> None:
+        assert self.client is not None
+        value: Any = self.client.get(name)
+        delivery, since, until, old = value.decode().split("|", 3)
+        older = [str(int(moment) - round(seconds * 1000)) for moment in (since, until)]
+        self.client.set(name, "|".join([delivery, *older, old]), keepttl=True)
+
+    def _age_members(self, name: bytes, seconds: float) -> None:
         assert self.client is not None
         members: Any = self.client.zrange(name, 0, -1)
         for member in members:

@@ -90,9 +90,9 @@ FAULTS = {
         (sentences.test_retry_leaves_the_q_of_another_task_and_is_not_refused,),
     ),
     "deferral_takes_the_key": Fault(
-        "enqueue",
-        "    if mine then\n      keep()\n    end\n    count",
-        "    take()\n    count",
+        "defer",
+        "    if mine and not window",
+        "    occupy('q', digest, digest, task, ttl, delivery .. '||1||')\n    if mine and not window",
         (
             sentences.test_deferral_of_another_delivery_moves_nothing,
             sentences.test_deferral_takes_no_free_key,

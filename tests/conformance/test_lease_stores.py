@@ -155,7 +155,7 @@ def test_window_is_as_long_as_the_first_call_said(bench: Bench) -> None:
     feed.enqueue("d1", hold=WINDOW)
     bench.later(WINDOW / 2)
     feed.enqueue("d1", hold=WINDOW)
-    feed.enqueue("d1", hold=WINDOW, mode="deferred")
+    feed.defer("d1", hold=WINDOW)
     feed.enqueue("d2", hold=WINDOW, mode="successor", task_id="task of d1")
     bench.later(WINDOW / 2)
     assert feed.enqueue("d3").granted
@@ -209,7 +209,7 @@ def test_retry_that_was_published_twice_takes_over_the_q_of_the_other(bench: Ben
 def test_deferral_extends_its_own_q(bench: Bench) -> None:
     bench.enqueue("d1")
     bench.later(HOLD / 2)
-    assert bench.enqueue("d1", mode="deferred").granted
+    assert not bench.defer("d1").overflow
     assert left(bench, "q") == pytest.approx(HOLD, abs=10)
     assert bench.counters["deferred"] == 1
 
@@ -217,13 +217,13 @@ def test_deferral_extends_its_own_q(bench: Bench) -> None:
 def test_deferral_of_another_delivery_moves_nothing(bench: Bench) -> None:
     bench.enqueue("d1")
     bench.later(HOLD / 2)
-    assert bench.enqueue("d2", mode="deferred").granted
+    assert not bench.defer("d2").overflow
     assert bench.holder("q") == "d1"
     assert left(bench, "q") == pytest.approx(HOLD / 2, abs=10)
 
 
 def test_deferral_takes_no_free_key(bench: Bench) -> None:
-    assert bench.enqueue("d1", mode="deferred").granted
+    assert not bench.defer("d1").overflow
     assert bench.holder("q") is None
 
 

@@ -9,18 +9,12 @@ from typing import Any
 
 import pytest
 
-from celery_once_fenced import policy
 from celery_once_fenced.errors import ConfigError
 from celery_once_fenced.policy import SPANS, Once, Policy, parse_duration, resolve
 
 
 def made(*layers: Any, hard_limit: float | None = None) -> Policy:
     return resolve(layers, task="shop.charge", hard_limit=hard_limit)
-
-
-@pytest.fixture
-def everything_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "NOT_YET", ())
 
 
 # --- durations ----------------------------------------------------------------------------------------------
@@ -242,20 +236,20 @@ def test_while_executing_refuses_nothing_when_enqueuing(on_duplicate: Any) -> No
         made(Once(unique="while_executing", on_duplicate=on_duplicate))
 
 
-def test_keep_last_brings_its_own_span(everything_available: None) -> None:
+def test_keep_last_brings_its_own_span() -> None:
     assert made(Once(on_duplicate="keep_last")).unique == "until_and_while_executing"
     assert made(Once(on_duplicate="keep_last", unique="until_and_while_executing")).on_conflict == "defer"
 
 
 @pytest.mark.parametrize("unique", ["until_executed", "until_executing", "until_expired"])
-def test_keep_last_with_another_span_is_refused(unique: Any, everything_available: None) -> None:
+def test_keep_last_with_another_span_is_refused(unique: Any) -> None:
     with pytest.raises(ConfigError, match=f"keep_last.*{unique}.*leave unique out"):
         made(Once(on_duplicate="keep_last", unique=unique))
 
 
 @pytest.mark.parametrize("on_duplicate", ["replace", "keep_last"])
 def test_in_correctness_only_a_key_that_may_run_again_keeps_the_newest(
-    on_duplicate: Any, everything_available: None
+    on_duplicate: Any
 ) -> None:
     with pytest.raises(ConfigError, match=f"{on_duplicate}.*use replay_for=0"):
         made(Once(tier="correctness", replay_for="1d", on_duplicate=on_duplicate))
@@ -275,18 +269,6 @@ def test_a_hold_shorter_than_its_lease_is_refused_but_a_short_time_limit_is_not(
     with pytest.raises(ConfigError, match="max_hold=30 is shorter than lease=60"):
         made(Once(max_hold=30))
     assert made(hard_limit=30.0).lease == 60.0
-
-
-@pytest.mark.parametrize(
-    "once",
-    [
-        Once(on_duplicate="replace"),
-        Once(on_duplicate="keep_last"),
-    ],
-)
-def test_what_is_not_available_yet_is_refused(once: Once) -> None:
-    with pytest.raises(ConfigError, match="is not available in this version"):
-        made(once)
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:

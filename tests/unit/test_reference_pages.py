@@ -22,7 +22,7 @@ from celery_once_fenced.keys import Key
 from celery_once_fenced.observers.logging import ORDINARY, WARNINGS
 from celery_once_fenced.option_checks import CHECKS
 from celery_once_fenced.outcome import Outcome
-from celery_once_fenced.policy import NOT_YET, Once, Policy, resolve
+from celery_once_fenced.policy import Once, Policy, resolve
 from celery_once_fenced.stores.counters import COUNTED_BY_STORES
 from celery_once_fenced.stores.postgres_schema import schema_sql
 
@@ -70,13 +70,6 @@ def test_defaults_of_options(row: list[str]) -> None:
         assert parse_duration(default, option=option) == built_in
     else:
         assert default == built_in
-
-
-def test_values_that_are_not_available_are_named() -> None:
-    page = {names(row[0])[0]: row[2] for row in rows("options.md", "Options of a task")}
-    for option, value in NOT_YET:
-        assert repr(value).replace("'", '"') in page[option]
-        assert "not in this version" in page[option]
 
 
 def test_every_setting_is_documented() -> None:

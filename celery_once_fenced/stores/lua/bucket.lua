@@ -8,6 +8,11 @@
 --   <bucket>r:<name>            running hold   holder|task_id|delivery|since|worker|task|text
 --   <bucket>ending:<delivery>   the body is over, its result is not out yet (E8)
 --   <bucket>done:<delivery>     tombstone: a redelivery is dropped (E8)
+--   <bucket>mark:<digest>       the newest call that was started, as a q value (E13)
+--   <bucket>next:<digest>       seq|call: the newest call that was left to the one in q (E13b)
+--   <bucket>displaced:<digest>  delivery|since|until|value: the q that an unconfirmed replacement put aside (E13a)
+--   <bucket>waiting:<digest>    sorted set of deferred deliveries by expiry in unix ms: "delivery|since" (D3)
+--   <bucket>streak:<digest>     how often the key was refused since it last ran
 --   <bucket>index               sorted set of the holds by expiry in unix ms: "q|digest|digest|task", "r|name|digest|task"
 --   <bucket>stats:<task>        hash of counters;  <bucket>tasks  set of the tasks that have one
 --   <bucket>hours:<task>        hash of the counters of HOURLY by unix hour: "<hour>:<counter>"
@@ -38,7 +43,7 @@ local MICROSECONDS = 17 -- digits; a longer number is none of ours
 local function parse(slot, value)
   local a, task_id, b, c, d, task = value:match(LAYOUT[slot])
   if slot == 'q' and a and #b <= MICROSECONDS then
-    return { holder = a, delivery = a, task_id = task_id, task = c, value = value }
+    return { holder = a, delivery = a, task_id = task_id, seq = tonumber(b), task = c, value = value }
   elseif slot == 'r' and a and #c <= MICROSECONDS then
     return { holder = a, delivery = b, task_id = task_id, task = task, value = value }
   end
@@ -69,6 +74,39 @@ local function left(hold, lapse)
     return lapse
   end
   return ms
+end
+
+-- What is stored under a name of the key, as text, or nil.
+local function text_of(name, digest)
+  local value = redis.pcall('GET', bucket .. name .. ':' .. digest)
+  return type(value) == 'string' and value or nil
+end
+
+-- The newest call that was started, or nil (E13).
+local function newest_started(digest)
+  local value = text_of('mark', digest)
+  return value and parse('q', value)
+end
+
+-- The newest call that was left to the one in q: its number and the call, or 0 (E13b).
+local function last_kept(digest)
+  local value = text_of('next', digest)
+  local seq, call = (value or ''):match('^(%d+)|(.*)$')
+  if seq and #seq <= MICROSECONDS then
+    return tonumber(seq), call
+  end
+  return 0
+end
+
+-- What an unconfirmed replacement put aside: {delivery, since, until, q value, which may be empty}, or nil (E13a).
+local function displacement(digest)
+  local value = text_of('displaced', digest)
+  local delivery, since, til, old = (value or ''):match('^([^|]+)|(%d+)|(%d+)|(.*)$')
+  return delivery and { delivery = delivery, since = tonumber(since), til = tonumber(til), value = old }
+end
+
+local function whole(number)
+  return string.format('%.0f', number)
 end
 
 -- Counted by the hour too, for a day: what a person wants to see the course of.

@@ -2,7 +2,7 @@
 --
 -- ARGV  1 digest  2 name of r  3 task  4 delivery  5 holder  6 task id  7 mark in ms  8 requeue in ms
 --       9 histogram field ("" = no body ran)  10 ms it ran  11 one more counter, or ""  12 text
---       13 "1" where this question is sent a second time for want of an answer
+--       13 number of the call, or ""  14 "1" where this question is sent a second time for want of an answer
 -- Answers 1 if r was this holder's, else 0.
 --
 -- r is of this holder → freed.  Of another, or gone: we are late, and nothing of the next holder's is touched.  Gone on
@@ -12,11 +12,11 @@
 
 local digest, name, task, delivery, holder, task_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local mark, requeue, field, ran, extra, text = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9], tonumber(ARGV[10]), ARGV[11], ARGV[12]
-local again = ARGV[13] == '1'
+local seq, again = ARGV[13] ~= '' and ARGV[13] or now_us, ARGV[14] == '1'
 
 local function give_back_q()
   if not occupant('q', digest) then
-    occupy('q', digest, digest, task, requeue, table.concat({ delivery, task_id, now_us, task, text }, '|'))
+    occupy('q', digest, digest, task, requeue, table.concat({ delivery, task_id, seq, task, text }, '|'))
   end
 end
 

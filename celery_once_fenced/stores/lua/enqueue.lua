@@ -1,17 +1,24 @@
--- Take q for a message that is about to be published (E3, E10, D1).
+-- Take q for a message that is about to be published (E3, E10, E13, D1).
 --
 -- ARGV  1 digest  2 task  3 flags of the span  4 mode  5 delivery  6 task id  7 hold in ms  8 text
--- Answers 1, or who is in the way: {slot, value, ms left}.
+--       ordered spans (o):  9 number the call already has, or ""  10 the call itself, where it may be kept (k)
+-- Answers 1 where q is taken, or nothing had to be.  Else
+--   {"granted", seq}                    taken under a number, and {…, "q", value, ms left} of the hold it displaced
+--   {"refused", times, slot, value, ms left}   who is in the way, and how often in a row the key has refused a call
+--   {"kept", seq, "q", value, ms left}         the call is left to the one in q
+--   {"awaiting", seq, "q", value, ms left}     as refused, numbered: it is published all the same
 --
 -- mine (q of this delivery) → extended, granted: the reply to the first sending was lost
 -- new, awaited              → refused by q and r as the span says (q is named first), else q is taken
+--                             displaces: q is taken from whoever has it, and put aside until the publish is confirmed
+--                             keeps_last: while q is held, only the newest call is kept for it
 -- successor                 → q is taken if it is free or of the same task id; never refused (E10)
--- deferred                  → its own q is extended, nothing else; never refused (D1)
 -- A q that start does not clear is a window (until_expired): only a new call opens one, and nothing moves its end.
--- A hold is never shortened here.
+-- A hold is never shortened here.  Numbers of one key only go up, whatever the clock does.
 
 local digest, task, flags, mode, delivery, task_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local ttl, text = tonumber(ARGV[7]), ARGV[8]
+local ttl, text, numbered, call = tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]
+local DAY = 86400000
 
 local function has(flag)
   return flags:find(flag, 1, true) ~= nil
@@ -21,14 +28,59 @@ local window = has('Q') and not has('c')
 local q = occupant('q', digest)
 local mine = q ~= nil and q.delivery == delivery
 
-local function take()
-  occupy('q', digest, digest, task, ttl, table.concat({ delivery, task_id, now_us, task, text }, '|'), q)
+local function number()
+  if numbered and numbered ~= '' then
+    return numbered
+  end
+  local started = newest_started(digest)
+  local before = math.max(q and q.seq or 0, started and started.seq or 0, (last_kept(digest)))
+  return whole(math.max(tonumber(now_us), before + 1))
+end
+
+local function take(seq)
+  occupy('q', digest, digest, task, ttl, table.concat({ delivery, task_id, seq, task, text }, '|'), q)
 end
 
 local function keep()
   if not window and left(q) < ttl then
     extend('q', digest, digest, q.task, ttl)
   end
+end
+
+local function put_aside()
+  local aside = q and displacement(digest)
+  local value, til = q and q.value or '', now + (q and left(q) or 0)
+  if aside and aside.delivery == q.delivery then -- what an unconfirmed call displaced is what would be lost
+    value, til = aside.value, aside.til
+  end
+  redis.call('SET', bucket .. 'displaced:' .. digest, table.concat({ delivery, now, til, value }, '|'), 'PX', ttl)
+end
+
+local function displaced(said)
+  local aside = displacement(digest)
+  local was = aside and aside.delivery == delivery and parse('q', aside.value)
+  if was then
+    said[3], said[4], said[5] = 'q', was.value, math.max(aside.til - now, 0)
+  end
+  return said
+end
+
+local function grant()
+  if not has('o') then
+    if has('Q') then
+      take(now_us)
+    end
+    return 1
+  end
+  local seq = number()
+  if has('d') then
+    put_aside()
+    if q then
+      count(task, 'replaced')
+    end
+  end
+  take(seq)
+  return displaced({ 'granted', seq })
 end
 
 local function in_the_way()
@@ -38,31 +90,53 @@ local function in_the_way()
   return has('r') and occupant('r', digest) or nil
 end
 
-local function answer()
-  if mode == 'deferred' then
-    if mine then
-      keep()
-    end
-    count(task, 'deferred')
-  elseif mode == 'successor' then
-    if mine then
-      keep()
-    elseif has('Q') and not window and (not q or (q.task_id == task_id and task_id ~= '')) then
-      take()
-    end
-  elseif mine and has('Q') then
-    keep()
-  else
-    local by = in_the_way()
-    if by then
-      count(task, mode == 'awaited' and 'awaiting' or 'suppressed')
-      return { by.slot, by.value, left(by, ttl) }
-    end
-    if has('Q') then
-      take()
-    end
+-- A key that refuses calls and never runs is an outage that nobody notices.  A window refuses by design.
+local function streak()
+  if window then
+    return 0
   end
-  return 1
+  local name = bucket .. 'streak:' .. digest
+  local times = redis.pcall('INCR', name)
+  if type(times) ~= 'number' then
+    return 0
+  end
+  redis.pcall('PEXPIRE', name, math.max(DAY, ttl))
+  if tostring(times):match('^10+$') then
+    count(task, 'repeated')
+  end
+  return times
+end
+
+local function refused(by)
+  local what, n = 'refused', 0
+  if mode == 'awaited' then
+    what, n = 'awaiting', has('o') and number() or 0
+    count(task, 'awaiting')
+  elseif has('k') then
+    what, n = 'kept', number()
+    redis.call('SET', bucket .. 'next:' .. digest, n .. '|' .. call, 'PX', math.max(ttl, left(by, ttl)))
+    count(task, 'kept_last')
+  else
+    n = streak()
+    count(task, 'suppressed')
+  end
+  return { what, n, by.slot, by.value, left(by, ttl) }
+end
+
+local function answer()
+  if mine and has('Q') then
+    keep()
+    return has('o') and displaced({ 'granted', whole(q.seq) }) or 1
+  elseif mode == 'successor' then
+    if has('Q') and not window and (not q or (q.task_id == task_id and task_id ~= '')) then
+      local seq = has('o') and number() or now_us
+      take(seq)
+      return has('o') and { 'granted', seq } or 1
+    end
+    return has('o') and { 'granted', number() } or 1
+  end
+  local by = in_the_way()
+  return by and refused(by) or grant()
 end
 
 local said = answer()

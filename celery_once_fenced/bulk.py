@@ -1,0 +1,94 @@
+"""Many calls of one task at once: asked for in batches of one round trip, published one by one (E18)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from celery import states
+from celery.result import EagerResult
+
+from celery_once_fenced.admission import Call, Permit
+from celery_once_fenced.header import Header
+from celery_once_fenced.publication import Publication
+
+if TYPE_CHECKING:
+    from celery_once_fenced.tasks import SingletonTask
+
+__all__ = ["NotSent", "send_many"]
+
+BATCH = 500
+"""Calls for each round trip: a few milliseconds of a Redis that others use, too."""
+Item = tuple[Sequence[Any] | None, Mapping[str, Any] | None]
+T = TypeVar("T")
+
+
+class NotSent(EagerResult):  # type: ignore[misc]  # untyped
+    """The result of a call that could not be made: ``get()`` raises ``error``."""
+
+    outcome = None
+
+    def __init__(self, task_id: str, error: Exception, name: str) -> None:
+        super().__init__(task_id, error, states.FAILURE, name=name)
+        self.error = error
+
+
+def send_many(task: SingletonTask, items: Iterable[Item], options: Mapping[str, Any]) -> list[Any]:
+    """One result for each item, in order.  Never raises for one of them."""
+    with task.app.producer_pool.acquire(block=True) as producer:
+        shared = {**options, "producer": producer}
+        return [result for batch in _batches(items, BATCH) for result in _send_batch(task, batch, shared)]
+
+
+def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _send_batch(task: SingletonTask, batch: Sequence[Item], options: Mapping[str, Any]) -> list[Any]:
+    publications = [
+        Publication(task, args or (), kwargs or {}, None, dict(options)) for args, kwargs in batch
+    ]
+    drafts = [_or_error(publication.draft) for publication in publications]
+    permits = iter(task.blueprint.runtime.admission.admit_many(list(_calls(drafts))))
+    return [
+        _complete(publication, draft, permits)
+        for publication, draft in zip(publications, drafts, strict=True)
+    ]
+
+
+def _calls(drafts: Iterable[Any]) -> Iterator[Call]:
+    for draft in drafts:
+        if not isinstance(draft, Exception) and draft[1] is not None:
+            yield draft[1]
+
+
+def _complete(
+    publication: Publication,
+    draft: tuple[Header, Call | None] | Exception,
+    permits: Iterator[Permit | Exception],
+) -> Any:
+    if isinstance(draft, Exception):
+        return _not_sent(publication, draft)
+    header, call = draft
+    permit = next(permits) if call is not None else None
+    if isinstance(permit, Exception):
+        return _not_sent(publication, permit)
+    result = _or_error(publication.complete, header, permit)
+    if isinstance(result, Exception):
+        return _not_sent(publication, result)
+    result.error = None
+    return result
+
+
+def _not_sent(publication: Publication, error: Exception) -> NotSent:
+    return NotSent(publication.task_id, error, publication.task.name)
+
+
+def _or_error(do: Any, *about: Any) -> Any:
+    try:
+        return do(*about)
+    except Exception as error:  # noqa: BLE001  # whatever it is belongs to this item, and is in its result
+        return error
