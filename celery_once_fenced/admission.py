@@ -125,30 +125,36 @@ class Admission:
         return by.slot == "q" and by.left > call.queue_hold and call.revoked(by.task_id)
 
     def _refused(self, call: Call, answer: Enqueued) -> Permit:
-        by = answer.by
+        ask, by = call.question, answer.by
         reason = "running" if by is not None and by.slot == "r" else "queued"
         if call.awaited:
             return Permit("awaiting", reason, by, answer.seq)
-        ask = call.question
-        who = {"key": ask.key.digest, "task": ask.task, "holder_task": by.task_id if by else ""}
+        holder = by.task_id if by is not None else ""
         if answer.kept:
-            emit("call.kept", **who)
+            emit("call.kept", key=ask.key.digest, task=ask.task, holder_task=holder)
             return Permit("kept_last", reason, by, answer.seq)
-        emit("duplicate.suppressed", **who, why=reason)
+        emit("duplicate.suppressed", key=ask.key.digest, task=ask.task, holder_task=holder, why=reason)
         if is_repeated(answer.times):
-            emit("duplicate.repeated", **who, times=answer.times)
+            emit(
+                "duplicate.repeated",
+                key=ask.key.digest,
+                task=ask.task,
+                holder_task=holder,
+                times=answer.times,
+            )
         if call.raises:
-            raise DuplicateError(ask.key.text, who["holder_task"])
+            raise DuplicateError(ask.key.text, holder)
         return Permit("duplicate", reason, by)
 
     def _replaced(self, call: Call, answer: Enqueued) -> Permit:
         ask, by = call.question, answer.by
+        displaced = by.task_id if by is not None else ""
         emit(
             "call.replaced",
             key=ask.key.digest,
             task=ask.task,
             task_id=ask.task_id,
-            displaced_task=by.task_id if by else "",
+            displaced_task=displaced,
         )
         return Permit("replaced", "queued", by, answer.seq)
 

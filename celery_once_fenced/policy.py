@@ -118,9 +118,10 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 @cache
 def span_of(unique: str, on_duplicate: str) -> Span:
     """The span of a task, as its strategy changes it."""
-    strategy = STRATEGIES[on_duplicate]
-    kept = set(SPANS[unique].flags) - set(strategy.takes)
-    return _span("".join(kept) + strategy.adds)
+    span, strategy = SPANS[unique], STRATEGIES[on_duplicate]
+    if strategy == Strategy():
+        return span
+    return _span("".join(set(span.flags) - set(strategy.takes)) + strategy.adds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

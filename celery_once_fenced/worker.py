@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["is_delivery", "run"]
 
+BACKLOG = 300.0
+"""Seconds that a deferred message may wait behind others in its queue before its place in the line is given up (D3)."""
+
 
 @dataclass(slots=True)
 class Passage:
@@ -95,7 +98,7 @@ class Call:
         self.args, self.kwargs = last
         self.request.update(args=list(self.args), kwargs=dict(self.kwargs))
         renumber(self.request, seq)
-        emit("call.taken_over", task=self.task.name, task_id=self.request.id)
+        emit("call.taken", task=self.task.name, task_id=self.request.id)
 
     def body(self, _grant: Grant) -> object:
         task, request = self.task, self.request
@@ -144,7 +147,7 @@ def _deferral(ex: Execution, aside: Defer) -> stores.Defer:
         hold=ex.policy.queue_hold + aside.seconds,
         limit=aside.limit,
         since=ex.waiting_since,
-        believed=aside.seconds + ex.policy.lease,
+        believed=aside.seconds + BACKLOG,
     )
 
 

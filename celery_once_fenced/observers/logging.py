@@ -19,6 +19,8 @@ WARNINGS = frozenset(
         "body.failed_after_commit",
         "call.unguarded",
         "commit.confirmed",
+        "duplicate.repeated",
+        "execution.overflowed",
         "execution.republished",
         "execution.unguarded",
         "fence.held_too_long",

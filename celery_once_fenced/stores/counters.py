@@ -25,8 +25,12 @@ __all__ = [
 COUNTED_BY_STORES = (
     "suppressed",  # enqueue refused a new call
     "awaiting",  # enqueue refused an awaited call, which is published all the same
+    "replaced",  # enqueue took q from another (E13a)
+    "kept_last",  # enqueue left a call to the one in q (E13b)
+    "repeated",  # a key refused its tenth, hundredth, … call in a row
     "deferred",  # a message stepped aside
-    "granted", "twin", "successor", "busy", "ending", "done",  # the answers of start
+    "overflowed",  # it could not: one waiter too many (D3)
+    "granted", "twin", "successor", "busy", "ending", "done", "superseded",  # the answers of start
     "released",  # end: r was the holder's
     "lost",  # end: it was not, any more
     "renewed",

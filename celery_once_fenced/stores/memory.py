@@ -79,7 +79,7 @@ class MemoryLeaseStore(MemoryListing):
             q = self._state.occupant("q", ask.key.digest)
             if q is not None and q.of_delivery(ask.delivery) and ask.span.sets_q:
                 self._keep_q(ask, q)
-                return self._taken(ask, q.seq)
+                return self._taken_before(ask, q.seq)
             if ask.mode == "successor":
                 return self._succeed(ask, q)
             r = self._state.occupant("r", ask.key.digest)
@@ -108,7 +108,8 @@ class MemoryLeaseStore(MemoryListing):
             self._put_aside(ask, q)
         if ask.span.sets_q:
             self._take_q(ask, seq)
-        return self._taken(ask, seq)
+        displaced = self._state.shown(q) if q is not None and ask.span.displaces else None
+        return Enqueued(True, displaced, seq=seq)
 
     def _refuse(self, ask: Enqueue, by: Held) -> Enqueued:
         shown = self._state.shown(by)
@@ -135,7 +136,9 @@ class MemoryLeaseStore(MemoryListing):
 
     def _number(self, ask: Enqueue, q: Held | None) -> int:
         """Numbers of one key only go up, whatever the clock does."""
-        if not ask.span.ordered or ask.seq:
+        if not ask.span.ordered:
+            return 0
+        if ask.seq:
             return ask.seq
         started: Held | None = self._state.noted("mark", ask.key.digest)
         kept, _ = self._state.noted("next", ask.key.digest) or (0, "")
@@ -143,7 +146,8 @@ class MemoryLeaseStore(MemoryListing):
         return max(int(self._state.now() * 1_000_000), before + 1)
 
     def _take_q(self, ask: Enqueue, seq: int) -> None:
-        self._state.put(_hold("q", ask, self._state.now(), holder=ask.delivery), ask.hold, seq)
+        now = self._state.now()
+        self._state.put(_hold("q", ask, now, holder=ask.delivery), ask.hold, seq or int(now * 1_000_000))
 
     def _put_aside(self, ask: Enqueue, q: Held | None) -> None:
         digest = ask.key.digest
@@ -154,11 +158,14 @@ class MemoryLeaseStore(MemoryListing):
                 q = aside.q  # what an unconfirmed call displaced is what would be lost
         self._state.note("displaced", digest, Aside(ask.delivery, self._state.now(), q), ask.hold)
 
-    def _taken(self, ask: Enqueue, seq: int) -> Enqueued:
-        aside: Aside | None = self._state.noted("displaced", ask.key.digest) if ask.span.displaces else None
+    def _taken_before(self, ask: Enqueue, seq: int) -> Enqueued:
+        """The answer to a call that is asked for again."""
+        if not ask.span.ordered:
+            return Enqueued(True)
+        aside: Aside | None = self._state.noted("displaced", ask.key.digest)
         by = aside.q if aside is not None and aside.delivery == ask.delivery else None
         shown = replace(by.hold, left=max(self._state.left(by), 0.0)) if by is not None else None
-        return Enqueued(True, shown, seq=seq if ask.span.ordered else 0)
+        return Enqueued(True, shown, seq=seq)
 
     def confirm(self, ask: Confirm) -> None:
         with self._lock:
@@ -281,9 +288,6 @@ class MemoryLeaseStore(MemoryListing):
             hold = _hold("q", ask, self._state.now(), holder=ask.delivery)
             mark = Held(hold, self._state.now() + ask.remembered, seq)
             self._state.note("mark", digest, mark, ask.remembered)
-        aside: Aside | None = self._state.noted("displaced", digest)
-        if aside is not None and aside.delivery == ask.delivery:  # it has come, so it was published
-            self._state.forget("displaced", digest)
         return Started("granted", seq=seq, call=call if kept > ask.seq else "")
 
     def _clear_q(self, ask: Start, *, own_task: bool) -> None:
@@ -308,9 +312,14 @@ class MemoryLeaseStore(MemoryListing):
             ours = self.release(ask.key.digest, "r", ask.holder, ask.slot)
             self._state.note("ending", ask.delivery, True, ask.mark)
             if ask.requeue > 0 and self._state.occupant("q", ask.key.digest) is None:
-                self._state.put(_hold("q", ask, self._state.now(), holder=ask.delivery), ask.requeue, ask.seq)
+                self._take_q_back(ask)
             self._state.count_end(ask, ours)
             return ours
+
+    def _take_q_back(self, ask: End) -> None:
+        now = self._state.now()
+        seq = ask.seq or int(now * 1_000_000)
+        self._state.put(_hold("q", ask, now, holder=ask.delivery), ask.requeue, seq)
 
     def settle(self, ask: Settle) -> None:
         with self._lock:

@@ -123,6 +123,10 @@ def _note_trust(self: Any, stage: Stage, label: str, _: str) -> None:
     stage.note(label, "lost" if current_grant().lost else "kept")
 
 
+def _say(self: Any, stage: Stage, label: str, word: str) -> str:
+    return word
+
+
 def _call(self: Any, stage: Stage, label: str, name: str) -> str:
     """Call another task with the same label from inside this body."""
     return str(self.app.tasks[f"good.{name}"].delay(label).id)
@@ -145,6 +149,7 @@ VERBS: Mapping[str, Callable[[Any, Stage, str, str], Any]] = {
     "requeue": _requeue,
     "await_loss": _await_loss,
     "note_trust": _note_trust,
+    "say": _say,
     "call": _call,
     "call_itself": _call_itself,
 }
@@ -168,6 +173,12 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "until_executing_late": ({"unique": "until_executing"}, LATE),
     "until_expired": ({"unique": "until_expired", "window": WINDOW}, {}),
     "one_and_one": ({"unique": "until_and_while_executing"}, {}),
+    "replaces": ({"on_duplicate": "replace"}, {}),
+    "keeps_last": ({"on_duplicate": "keep_last"}, {}),
+    "keeps_last_late": ({"on_duplicate": "keep_last"}, LATE),
+    "short_line": ({"unique": "while_executing", "max_deferred": 2}, {}),
+    "dropped_line": ({"unique": "while_executing", "max_deferred": 2, "on_overflow": "drop"}, {}),
+    "long_line": ({"unique": "while_executing", "on_overflow": "drop"}, {}),
     "defers": ({"on_conflict": "defer"}, {}),
     "raises": ({"on_duplicate": "raise", "on_conflict": "raise"}, {}),
     "strict": ({"on_store_error": "raise"}, {}),

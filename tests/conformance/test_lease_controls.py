@@ -16,6 +16,7 @@ import redis
 from celery_once_fenced.stores.redis import RedisLeaseStore
 from celery_once_fenced.stores.redis_link import Script, script
 from example_project.servers import Servers
+from tests.conformance import test_lease_order as order
 from tests.conformance import test_lease_stores as sentences
 from tests.conformance.lease_bench import Bench, redis_bench
 
@@ -173,6 +174,115 @@ FAULTS = {
         "r ~= nil and r.holder == holder",
         "r ~= nil",
         (sentences.test_zombie_does_not_renew_its_successors_lease,),
+    ),
+    "older_runs_after_newer": Fault(
+        "start",
+        "local by = newer()",
+        "local by = nil",
+        (
+            order.test_older_message_is_superseded_by_a_newer_queued_one,
+            order.test_older_message_is_superseded_by_a_newer_started_one,
+            order.test_retry_is_superseded_like_its_call,
+        ),
+    ),
+    "unconfirmed_replacement_supersedes": Fault(
+        "start",
+        "if not age then",
+        "if true then",
+        (order.test_older_message_waits_while_a_replacement_is_not_confirmed_then_runs,),
+    ),
+    "redelivery_of_what_was_started_is_superseded": Fault(
+        "start",
+        "started.delivery == delivery",
+        "false",
+        (order.test_started_message_is_not_superseded_by_its_redelivery_being_older,),
+    ),
+    "retry_supersedes_itself": Fault(
+        "start",
+        "not same_task(q) and q.seq",
+        "q.seq",
+        (order.test_retry_is_not_superseded_by_a_q_of_its_own_task,),
+    ),
+    "failed_publish_frees_q": Fault(
+        "confirm",
+        "if was and ms > 0 then",
+        "if false then",
+        (
+            order.test_replacement_that_was_not_published_gives_q_back,
+            order.test_what_two_unconfirmed_replacements_displaced_is_not_lost,
+        ),
+    ),
+    "failed_publish_restores_the_unconfirmed": Fault(
+        "enqueue",
+        "if aside and aside.delivery == q.delivery then",
+        "if false then",
+        (order.test_what_two_unconfirmed_replacements_displaced_is_not_lost,),
+    ),
+    "anybody_confirms": Fault(
+        "confirm",
+        "aside ~= nil and aside.delivery == delivery",
+        "aside ~= nil",
+        (order.test_confirmation_of_another_moves_nothing,),
+    ),
+    "numbers_are_the_time": Fault(
+        "enqueue",
+        "math.max(tonumber(now_us), before + 1)",
+        "tonumber(now_us)",
+        (order.test_numbers_go_up_though_the_clock_goes_back,),
+    ),
+    "retry_gets_a_new_number": Fault(
+        "enqueue",
+        "if numbered and numbered ~= '' then",
+        "if false then",
+        (order.test_retry_is_superseded_like_its_call, order.test_retry_runs_where_nothing_newer_has_come),
+    ),
+    "kept_call_is_cleared_at_start": Fault(
+        "start",
+        "    kept, call = last_kept(digest)",
+        "    kept, call = last_kept(digest)\n    redis.call('DEL', bucket .. 'next:' .. digest)",
+        (order.test_kept_call_is_there_until_its_run_is_settled,),
+    ),
+    "settle_clears_any_kept_call": Fault(
+        "settle",
+        "(last_kept(digest)) == seq",
+        "true",
+        (order.test_settle_leaves_a_newer_kept_call,),
+    ),
+    "awaited_call_is_kept": Fault(
+        "enqueue",
+        "if mode == 'awaited' then",
+        "if false then",
+        (order.test_awaited_call_is_numbered_and_not_kept,),
+    ),
+    "holder_of_q_overflows": Fault(
+        "defer", "and not mine and type", "and type", (order.test_holder_of_q_may_always_wait,)
+    ),
+    "waiter_overflows_itself": Fault(
+        "defer",
+        "and type(known) ~= 'string'",
+        "",
+        (order.test_one_waiter_too_many_overflows,),
+    ),
+    "waiters_stay_in_line": Fault(
+        "start", "if waited ~= '' and not stays", "if false", (order.test_waiter_that_runs_leaves_the_line,)
+    ),
+    "waiters_always_leave_the_line": Fault(
+        "start",
+        "if waited ~= '' and not stays",
+        "if waited ~= ''",
+        (order.test_waiter_that_meets_another_holder_stays_in_the_line,),
+    ),
+    "lost_waiters_are_believed_for_ever": Fault(
+        "defer",
+        "redis.pcall('ZREMRANGEBYSCORE', waiting, '-inf', now)",
+        "redis.pcall('PERSIST', waiting)",
+        (order.test_waiter_that_never_comes_back_is_forgotten,),
+    ),
+    "refusals_are_counted_for_ever": Fault(
+        "start",
+        "redis.pcall('DEL', bucket .. 'streak:' .. digest)",
+        "now = now",
+        (order.test_refusals_in_a_row_are_counted_until_the_key_runs,),
     ),
     "unseen_expiry_is_forgotten": Fault(
         "start",

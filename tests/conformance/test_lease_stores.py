@@ -5,30 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from itertools import product
 
 import pytest
-import redis
 
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.stores import Renewal
-from example_project.servers import Servers
-from tests.conformance.lease_bench import HOLD, LEASE, Bench, key, memory_bench, redis_bench
+from tests.conformance.lease_bench import HOLD, LEASE, Bench, key
 
 WINDOW = 600.0
-
-
-@pytest.fixture(params=["memory", "redis"])
-def bench(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Iterator[Bench]:
-    if request.param == "memory":
-        yield memory_bench()
-        return
-    with redis.Redis.from_url(servers.redis_url) as client:
-        made = redis_bench(client, servers.redis_url, namespace)
-        with closing(made.store):
-            yield made
 
 
 # --- the table of spans -------------------------------------------------------------------------------------

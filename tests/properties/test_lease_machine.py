@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_once_fenced.policy import SPANS
+from celery_once_fenced.policy import SPANS, span_of
 from celery_once_fenced.stores import Hold, Renewal
 from celery_once_fenced.stores.redis import RedisLeaseStore
 from example_project.servers import Servers
@@ -34,7 +34,17 @@ from tests.conformance.test_lease_controls import FAULTS, broken
 DELIVERIES = st.sampled_from(["a1", "a1", "a2", "b1", "b1", "c1"])
 KEYS = dict.fromkeys("ab", key("feed 1")) | {"c": key("feed 2")}
 HOLDERS = st.sampled_from(["h1", "h2"])
-UNIQUE = st.sampled_from([*["until_executed"] * 3, *SPANS])
+UNIQUE = st.sampled_from(
+    [
+        *[(unique, "return_existing") for unique in ["until_executed", "until_executed", *SPANS]],
+        ("until_executed", "replace"),
+        ("until_executing", "replace"),
+        ("until_and_while_executing", "keep_last"),
+    ]
+)
+"""Spans with a strategy."""
+Unique = tuple[str, str]
+PLAIN = ("until_executed", "return_existing")
 TIMES = st.sampled_from([30.0, 70.0])
 TWICE = st.booleans()
 """Whether the first reply is lost, so that the question comes a second time."""
@@ -60,9 +70,17 @@ class Pair:
 
     @staticmethod
     def plain(answer: Any) -> Any:
+        """Numbers are each clock's own: what is the same is whether there is one, and whom it lets pass."""
+        changes: dict[str, Any] = {}
         if hasattr(answer, "by"):
-            answer = replace(answer, by=shown(answer.by))
-        return replace(answer, wait=round(answer.wait, -1)) if hasattr(answer, "wait") else answer
+            changes["by"] = shown(answer.by)
+        if hasattr(answer, "wait"):
+            changes["wait"] = round(answer.wait, -1)
+        if hasattr(answer, "seq"):
+            changes["seq"] = answer.seq > 0
+        if hasattr(answer, "since"):
+            changes["since"] = answer.since > 0
+        return replace(answer, **changes) if changes else answer
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -78,24 +96,41 @@ class LeaseMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.believed: dict[tuple[str, str], float] = {}
         """Until when a holder may believe its lease on a slot."""
-        self.started: set[tuple[str, str]] = set()
+        self.started: set[tuple[tuple[str, str], str]] = set()
         """Deliveries that came to a worker, each with its span."""
 
-    def about(self, delivery: str, unique: str = "until_executed") -> Pair:
-        return self.pair.of(unique=unique, key=KEYS[delivery[0]], task=f"task {unique}")
+    def about(self, delivery: str, unique: Unique = PLAIN) -> Pair:
+        span, strategy = unique
+        return self.pair.of(
+            unique=span, on_duplicate=strategy, key=KEYS[delivery[0]], task=f"task {span} {strategy}"
+        )
 
     @rule(unique=UNIQUE, delivery=DELIVERIES, awaited=st.booleans(), hold=TIMES, twice=TWICE)
-    def call(self, unique: str, delivery: str, awaited: bool, hold: float, twice: bool) -> None:
+    def call(self, unique: Unique, delivery: str, awaited: bool, hold: float, twice: bool) -> None:
         mode = "awaited" if awaited else "new"
         task = self.about(delivery, unique)
         task.ask("enqueue", delivery, task_id=delivery[0], mode=mode, hold=hold, twice=twice)
 
-    @rule(unique=UNIQUE, delivery=DELIVERIES, defer=st.booleans(), hold=TIMES, twice=TWICE)
-    def publish_again(self, unique: str, delivery: str, defer: bool, hold: float, twice: bool) -> None:
-        mode = "deferred" if defer else "successor"
-        task = self.about(delivery, unique)
-        answer = task.ask("enqueue", delivery, task_id=delivery[0], mode=mode, hold=hold, twice=twice)
+    @rule(unique=UNIQUE, delivery=DELIVERIES, known=st.booleans(), hold=TIMES, twice=TWICE)
+    def retry(self, unique: Unique, delivery: str, known: bool, hold: float, twice: bool) -> None:
+        answer = self.about(delivery, unique).ask(
+            "enqueue",
+            delivery,
+            task_id=delivery[0],
+            mode="successor",
+            hold=hold,
+            twice=twice,
+            retry_of=delivery if known else "",
+        )
         assert answer.granted
+
+    @rule(unique=UNIQUE, delivery=DELIVERIES, limit=st.sampled_from([None, 0, 1]), hold=TIMES, twice=TWICE)
+    def defer(self, unique: Unique, delivery: str, limit: int | None, hold: float, twice: bool) -> None:
+        self.about(delivery, unique).ask("defer", delivery, limit=limit, hold=hold, twice=twice)
+
+    @rule(delivery=DELIVERIES, published=st.booleans(), twice=TWICE)
+    def confirm(self, delivery: str, published: bool, twice: bool) -> None:
+        self.about(delivery).ask("confirm", delivery, published=published, twice=twice)
 
     @rule(
         unique=UNIQUE,
@@ -106,10 +141,11 @@ class LeaseMachine(RuleBasedStateMachine):
         twice=TWICE,
     )
     def start(
-        self, unique: str, delivery: str, holder: str, lease: float, redelivery: bool, twice: bool
+        self, unique: Unique, delivery: str, holder: str, lease: float, redelivery: bool, twice: bool
     ) -> None:
         self.started.add((unique, delivery))
-        guard = redelivery and not SPANS[unique].sets_r
+        sets_r = span_of(*unique).sets_r
+        guard = redelivery and not sets_r
         holder = f"{holder} of {delivery}"
         answer = self.about(delivery, unique).ask(
             "start",
@@ -121,7 +157,7 @@ class LeaseMachine(RuleBasedStateMachine):
             lease=lease,
             twice=twice,
         )
-        if answer.answer == "granted" and (SPANS[unique].sets_r or guard):
+        if answer.answer == "granted" and (sets_r or guard):
             self.believed[delivery if guard else KEYS[delivery[0]].digest, holder] = self.now + lease
 
     @precondition(lambda self: self.started)
@@ -168,13 +204,15 @@ class LeaseMachine(RuleBasedStateMachine):
         """A holder sleeps through its lease, and another takes over.  The sleeper may still end or renew."""
         slot, holder = self.slot_of(data)
         self.time_passes(max(0.0, self.believed[slot, holder] - self.now))
-        unique = "while_executing" if slot == KEYS[holder[-2]].digest else "until_executing"
+        span = "while_executing" if slot == KEYS[holder[-2]].digest else "until_executing"
+        unique = (span, "return_existing")
         taker = delivery if KEYS[delivery[0]] == KEYS[holder[-2]] and slot != holder[-2:] else holder[-2:]
         self.start(unique, taker, "h3", 70.0, redelivery=True, twice=False)
 
-    @rule(delivery=DELIVERIES, window=st.sampled_from([0.0, 70.0]))
-    def settle(self, delivery: str, window: float) -> None:
-        self.about(delivery).ask("settle", delivery, window=window)
+    @rule(delivery=DELIVERIES, window=st.sampled_from([0.0, 70.0]), ended=st.booleans())
+    def settle(self, delivery: str, window: float, ended: bool) -> None:
+        for bench in (self.about(delivery).real, self.about(delivery).twin):
+            bench.settle(delivery, window, seq=bench.numbers.get(delivery, 0) if ended else 0)
 
     @rule(data=st.data(), delivery=DELIVERIES)
     def release(self, data: st.DataObject, delivery: str) -> None:

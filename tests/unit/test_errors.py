@@ -16,6 +16,10 @@ from celery_once_fenced.errors import OnceError
 SAMPLES: dict[str, tuple[tuple[object, ...], str]] = {
     "BusyError": (("report", 12.5), "report is held by another, for 12.5 s more unless it is renewed"),
     "ConfigError": (("lease={} is wrong",), "lease={} is wrong"),
+    "DeferralOverflowError": (
+        ("feed:1", 100),
+        "feed:1 has 100 messages waiting for it, as many as max_deferred allows",
+    ),
     "DeferralFailedError": (("t1", "no broker"), "could not defer task t1: no broker"),
     "DuplicateError": (("shop:1", "t1"), "shop:1 is held by task t1"),
     "ExhaustedError": (("shop:1", 5), "shop:1 was given up after 5 takeovers"),

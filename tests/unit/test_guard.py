@@ -22,7 +22,9 @@ from celery_once_fenced.errors import (
 from celery_once_fenced.events import observing
 from celery_once_fenced.grant import current_grant
 from celery_once_fenced.guard import SUCCESSOR_PAUSES, Guard
+from celery_once_fenced.policy import SPANS
 from celery_once_fenced.run import Again, Conflict, Defer, Drop, Execution, Returned, Skip
+from celery_once_fenced.stores import Defer as Deferral
 from celery_once_fenced.stores import Enqueue, Held, Settle
 from tests.fixtures.deliveries import (
     LEASE,
@@ -447,9 +449,11 @@ def test_withdrawn_call_frees_only_its_own_hold(bench: Bench, admission: Admissi
 def test_withdrawing_without_redis_fails_nothing(bench: Bench, admission: Admission) -> None:
     bench.leases.away = {"all"}
     admission.withdraw(key().digest, "c1")
-    admission.extend(call().question)
+    assert admission.succeed(replace(call().question, seq=7)) == 7
+    assert admission.defer(Deferral(key(), "task", SPANS["until_executed"], "c1", 60.0)) is None
+    admission.confirm(key(), "c1", published=True)
     operations = [event.fields["operation"] for event in bench.named("store.failed")]
-    assert operations == ["release", "extend"]
+    assert operations == ["release", "extend", "extend", "confirm"]
 
 
 # --- correctness: claim -----------------------------------------------------------------------------------------------

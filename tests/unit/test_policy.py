@@ -248,9 +248,7 @@ def test_keep_last_with_another_span_is_refused(unique: Any) -> None:
 
 
 @pytest.mark.parametrize("on_duplicate", ["replace", "keep_last"])
-def test_in_correctness_only_a_key_that_may_run_again_keeps_the_newest(
-    on_duplicate: Any
-) -> None:
+def test_in_correctness_only_a_key_that_may_run_again_keeps_the_newest(on_duplicate: Any) -> None:
     with pytest.raises(ConfigError, match=f"{on_duplicate}.*use replay_for=0"):
         made(Once(tier="correctness", replay_for="1d", on_duplicate=on_duplicate))
     assert (

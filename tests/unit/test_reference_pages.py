@@ -179,6 +179,8 @@ def test_every_field_of_the_header_is_documented() -> None:
         answer_from="t",
         bypass=True,
         packed=True,
+        seq=1,
+        waiting_since=1,
         once_key="k",
     )
     assert documented("keys-and-tables.md", "The message header") == set(full.dump())

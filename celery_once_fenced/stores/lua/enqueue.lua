@@ -56,11 +56,12 @@ local function put_aside()
   redis.call('SET', bucket .. 'displaced:' .. digest, table.concat({ delivery, now, til, value }, '|'), 'PX', ttl)
 end
 
-local function displaced(said)
+-- The answer to a call that is asked for again.
+local function taken_before()
   local aside = displacement(digest)
-  local was = aside and aside.delivery == delivery and parse('q', aside.value)
-  if was then
-    said[3], said[4], said[5] = 'q', was.value, math.max(aside.til - now, 0)
+  local said = { 'granted', whole(q.seq) }
+  if aside and aside.delivery == delivery and aside.value ~= '' then
+    said[3], said[4], said[5] = 'q', aside.value, math.max(aside.til - now, 0)
   end
   return said
 end
@@ -72,15 +73,16 @@ local function grant()
     end
     return 1
   end
-  local seq = number()
+  local said = { 'granted', number() }
   if has('d') then
     put_aside()
     if q then
+      said[3], said[4], said[5] = 'q', q.value, left(q, ttl)
       count(task, 'replaced')
     end
   end
-  take(seq)
-  return displaced({ 'granted', seq })
+  take(said[2])
+  return said
 end
 
 local function in_the_way()
@@ -126,7 +128,7 @@ end
 local function answer()
   if mine and has('Q') then
     keep()
-    return has('o') and displaced({ 'granted', whole(q.seq) }) or 1
+    return has('o') and taken_before() or 1
   elseif mode == 'successor' then
     if has('Q') and not window and (not q or (q.task_id == task_id and task_id ~= '')) then
       local seq = has('o') and number() or now_us

@@ -70,10 +70,6 @@ local function remember()
     local value = table.concat({ delivery, task_id, whole(number), task, text }, '|')
     redis.pcall('SET', bucket .. 'mark:' .. digest, value, 'PX', remembered)
   end
-  local aside = has('d') and displacement(digest)
-  if aside and aside.delivery == delivery then -- it has come, so it was published
-    redis.pcall('DEL', bucket .. 'displaced:' .. digest)
-  end
   return { 'granted', 0, '', '', whole(number), kept > seq and call or '' }
 end
 
