@@ -49,6 +49,7 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "twin": "Starts refused because the same delivery was running",
         "successor": "Starts refused because an earlier delivery of the same task id was running",
         "ending": "Starts refused because the result of the same delivery was not out yet",
+        "superseded": "Messages that met a newer call of their key when they were to start",
         "done": "Deliveries dropped because they had been settled before",
         "deferred": "Messages that stepped aside and came back later",
         "overflowed": "Messages that found too many others waiting for their key",

@@ -178,7 +178,7 @@ class SettlesWithoutState(Broken):
     abstract = True
 
     def after_postrun(self, request: Any) -> None:
-        _settle(self, request.once_passage.header)
+        _settle(self, request.once_passage, ended=True)
 
 
 # --- calling (2, 5, 10, 12, 40) ---------------------------------------------------------------------------------------
