@@ -1,0 +1,143 @@
+"""Two beats with the same entry: one run for each tick, and no error in a beat's log.  How-to: docs/how-to/beat.
+
+All recipes run at once, on one worker: ``bare`` is the control that runs twice at every tick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from example_project.servers import Servers
+from tests.acceptance.beat_app import LONG, PERIOD
+from tests.acceptance.beats import APP, Journal, beat, begun, errors, times
+from tests.acceptance.workers import Site, Worker, eventually
+from tests.fixtures.ledger import ledger_at
+
+TICKS = 3
+RECIPES = ["bare", "windowed", "due", "fenced", "fenced_due"]
+LONGER = ["overlapping", "skipping"]
+RAISING = "raising"
+
+
+@dataclass(frozen=True)
+class Beats:
+    """Four beats: two that know the tasks and two that do not; one of each shares the group ``mixed``."""
+
+    site: Site
+    processes: Mapping[str, Worker]
+
+    def journal(self, group: str) -> Journal:
+        return Journal(self.site, group)
+
+
+@pytest.fixture(scope="module")
+def beats(
+    servers: Servers, module_postgres_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Beats]:
+    directory = tmp_path_factory.mktemp("beats")
+    once_fenced = {"postgres_url": module_postgres_url}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ledger_at(module_postgres_url))
+        site = stack.enter_context(contextlib.closing(Site.at(servers.redis_url, once_fenced=once_fenced)))
+        worker = stack.enter_context(
+            contextlib.closing(site.start(app=f"{APP}:app", pool="threads", concurrency=20))
+        )
+
+        def start(name: str, groups: Mapping[str, Any], app: str) -> Worker:
+            return stack.enter_context(beat(site, name, directory, groups=groups, app=f"{APP}:{app}"))
+
+        mixed = {"mixed": RECIPES}
+        known, strange = {"known": [*RECIPES, *LONGER, RAISING]}, {"strange": [*RECIPES, *LONGER]}
+        processes = {
+            "known": start("known", {**known, **mixed}, "app"),
+            "known_too": start("known_too", known, "app"),
+            "strange": start("strange", {**strange, **mixed}, "stranger"),
+            "strange_too": start("strange_too", strange, "stranger"),
+        }
+        worker.ready()
+        yield Beats(site, {name: begun(process) for name, process in processes.items()})
+
+
+@pytest.mark.parametrize("group", ["known", "mixed", "strange"])
+def test_a_bare_task_runs_twice_at_every_tick(beats: Beats, group: str) -> None:
+    """The negative control of all the others."""
+    journal = beats.journal(group)
+    ticks = journal.wait(TICKS)
+    assert times(journal.runs("bare"), ticks) == {2}
+
+
+@pytest.mark.parametrize("recipe", ["windowed", "due", "fenced", "fenced_due"])
+def test_beats_that_know_the_task(beats: Beats, recipe: str) -> None:
+    journal = beats.journal("known")
+    assert once_each(journal, recipe)
+
+
+@pytest.mark.parametrize("recipe", ["fenced", "fenced_due"])
+@pytest.mark.parametrize("group", ["mixed", "strange"])
+def test_beats_that_do_not_know_the_task(beats: Beats, group: str, recipe: str) -> None:
+    """Their messages have no header: the worker alone decides, and of the recipes only the ledger remembers."""
+    assert once_each(beats.journal(group), recipe)
+
+
+def test_a_window_is_taken_where_the_task_is_known(beats: Beats) -> None:
+    """A documented limit: where neither beat knows the task, nobody takes the window of ``until_expired``."""
+    journal = beats.journal("strange")
+    ticks = journal.wait(TICKS)
+    eventually(lambda: times(journal.runs("windowed"), ticks) == {2}, what="both runs of every tick")
+
+
+def once_each(journal: Journal, recipe: str) -> bool:
+    """One run at every clean tick: never two, and none is left out."""
+    ticks = journal.wait(TICKS)
+    eventually(lambda: min(times(journal.runs(recipe), ticks)) >= 1, what=f"a run of {recipe} at every tick")
+    return times(journal.runs(recipe), ticks) == {1}
+
+
+# --- a body that is not done at the next tick -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["known", "strange"])
+def test_skip_the_ticks_while_it_runs(beats: Beats, group: str) -> None:
+    """``until_executed``, the default: a tick is skipped when the call is made, or else by the worker (E14)."""
+    name = f"{group}.skipping"
+    eventually(lambda: ended(beats, name) >= 2, 20 * LONG, "two runs")
+    assert beats.site.stage.most_at_once(name) == 1
+
+
+@pytest.mark.parametrize("group", ["known", "strange"])
+def test_a_bare_task_overlaps_itself(beats: Beats, group: str) -> None:
+    """The negative control."""
+    name = f"{group}.overlapping"
+    eventually(lambda: ended(beats, name) >= 2, 20 * LONG, "two runs")
+    assert beats.site.stage.most_at_once(name) >= 2
+
+
+def ended(beats: Beats, name: str) -> int:
+    return beats.site.stage.events(name).count("returned")
+
+
+# --- the beats themselves ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["known", "known_too", "strange", "strange_too"])
+def test_no_beat_has_an_error_to_tell(beats: Beats, name: str) -> None:
+    beats.journal("known").wait(TICKS)
+    beats.journal("strange").wait(TICKS)
+    process = beats.processes[name]
+    assert [line for line in errors(process) if f"known.{RAISING}" not in line] == []
+
+
+def test_on_duplicate_raise_is_an_error_at_every_tick(beats: Beats) -> None:
+    """The negative control, and why the doctor warns of it (W5)."""
+    processes = [beats.processes[name] for name in ("known", "known_too")]
+
+    def told() -> list[str]:
+        return [line for process in processes for line in errors(process, of=f"known.{RAISING}")]
+
+    eventually(lambda: len(told()) >= TICKS, 20 * PERIOD, "an error at every tick")
+    assert "SchedulingError" in "".join(told())
