@@ -39,7 +39,9 @@ class Settings:
     postgres_url: str | None = field(default=None, repr=False)
     """Address of fence and ledger without Django."""
     transaction: str | Callable[..., Any] | None = None
-    """What opens the body's transaction without Django: a maker of context managers, or its path (C14)."""
+    """What opens the body's transaction without Django: a maker of context managers, or its path (C14).  Goes with
+    ``postgres_url``, in the same database.
+    """
     namespace: str = "once"
     """First part of every Redis key, and whose stored messages are published: 1 to 64 of ``A-Za-z0-9_.-``."""
     defaults: Once = field(default_factory=Once)
@@ -154,6 +156,10 @@ def _missing(settings: Mapping[str, object], default_redis_url: str | None) -> I
         yield "redis_url is not set; write where the leases live, such as redis://localhost:6379/2"
     if settings.get("database") is not None and settings.get("postgres_url") is not None:
         yield "database and postgres_url exclude each other: a Django alias, or an address without Django"
+    if settings.get("transaction") is not None and settings.get("database") is not None:
+        yield "database and transaction exclude each other: with a Django alias the transaction is Django's"
+    elif settings.get("transaction") is not None and settings.get("postgres_url") is None:
+        yield "transaction needs postgres_url, too: claims and renewals go through connections of the plugin's own"
 
 
 def _wrong(settings: Mapping[str, object]) -> Iterator[str]:

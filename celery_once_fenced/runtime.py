@@ -130,11 +130,16 @@ class Runtime:
 
     @cached_property
     def database(self) -> Database | None:
-        if self.settings.postgres_url is not None:
+        settings = self.settings
+        if settings.postgres_url is not None and settings.transaction is not None:
+            from celery_once_fenced.stores.postgres_project import ProjectDatabase
+
+            return ProjectDatabase(settings.transaction, settings.postgres_url)
+        if settings.postgres_url is not None:
             from celery_once_fenced.stores.postgres import PsycopgDatabase
 
-            return PsycopgDatabase(self.settings.postgres_url)
-        found: Database | None = _database_factory and _database_factory(self.settings.database)
+            return PsycopgDatabase(settings.postgres_url)
+        found: Database | None = _database_factory and _database_factory(settings.database)
         return found
 
     @cached_property

@@ -90,12 +90,15 @@ class PsycopgTransaction:
 
     def _execute(self, sql: str, params: tuple[Any, ...], held: Held) -> None:
         try:
-            self.connection.execute(sql, params)
+            self._statement(sql, params)
         except psycopg.Error as error:
             translated = translate(error, held)
             if translated is None:
                 raise
             raise translated from error
+
+    def _statement(self, sql: str, params: tuple[Any, ...]) -> None:
+        self.connection.execute(sql, params)
 
 
 class PsycopgDatabase:

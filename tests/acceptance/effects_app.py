@@ -106,9 +106,10 @@ class Play:
         return balance
 
     def insert(self) -> None:
-        """A write where there is no Django: through the connection that the grant hands over."""
-        row = (self.label, self.grant.token)
-        self.grant.connection.execute("insert into writes (resource, token) values (%s, %s)", row)
+        """A write where there is no Django: through the connection, or session, that the grant hands over."""
+        given, row = self.grant.connection, (self.label, self.grant.token)
+        execute = given.connection().exec_driver_sql if hasattr(given, "flush") else given.execute
+        execute("insert into writes (resource, token) values (%s, %s)", row)
 
     def open(self) -> None:
         self.block.enter_context(self.grant.atomic())

@@ -1,4 +1,6 @@
-"""Effects, ``atomic=False`` and the outbox without Django: psycopg, and ``postgres_url`` in the settings (C14)."""
+"""Effects, ``atomic=False`` and the outbox without Django (C14): ``postgres_url`` in the settings, with psycopg or with
+SQLAlchemy's sessions as ``transaction``.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from tests.acceptance.effects_gateway import Gateway
 from tests.acceptance.workers import Site, eventually
 from tests.fixtures.ledger import Ledger, ledger_at
 
+TRANSACTIONS = {"psycopg": {}, "sqlalchemy": {"transaction": "tests.acceptance.sqlalchemy_session.begin"}}
 SCRIPTS = {"rerun": "charge, insert", "rerun_open": "charge, open, insert, close"}
 
 
@@ -63,9 +66,10 @@ def ledger(module_postgres_url: str) -> Iterator[Ledger]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def site(servers: Servers, ledger: Ledger) -> Iterator[PlainSite]:
-    site = PlainSite.at(servers.redis_url, once_fenced={"postgres_url": ledger.url})
+@pytest.fixture(scope="module", params=TRANSACTIONS)
+def site(servers: Servers, ledger: Ledger, request: pytest.FixtureRequest) -> Iterator[PlainSite]:
+    settings = {"postgres_url": ledger.url, **TRANSACTIONS[request.param]}
+    site = PlainSite.at(servers.redis_url, once_fenced=settings)
     assert isinstance(site, PlainSite)
     with site.worker(app="tests.acceptance.effects_app", concurrency=4):
         yield site

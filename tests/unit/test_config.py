@@ -81,7 +81,9 @@ def test_a_missing_address_is_named_unless_another_can_stand_in() -> None:
         ({"database": ""}, "database must be text"),
         ({"postgres_url": 5}, "postgres_url must be text"),
         ({"database": "default", "postgres_url": "postgresql://h"}, "exclude each other"),
-        ({"transaction": "session"}, "transaction must be"),
+        ({"transaction": "session", "postgres_url": "postgresql://h"}, "transaction must be"),
+        ({"transaction": "shop.db.session"}, "transaction needs postgres_url"),
+        ({"transaction": "shop.db.session", "database": "default"}, "database and transaction exclude"),
         ({"namespace": "a:b"}, "namespace='a:b' must be 1 to 64 letters"),
         ({"namespace": "{a}"}, "namespace="),
         ({"namespace": "a" * 65}, "namespace="),
@@ -113,7 +115,10 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 
 def test_settings_that_are_right_have_no_problems() -> None:
-    assert problems({"redis_url": REDIS, "transaction": "shop.db.session"}) == []
+    assert (
+        problems({"redis_url": REDIS, "postgres_url": "postgresql://h", "transaction": "shop.db.session"})
+        == []
+    )
     assert problems({}, default_redis_url=REDIS) == []
 
 
