@@ -23,7 +23,7 @@ class CallPlan:
     argument each, a tuple and a dict.
     """
 
-    __slots__ = ("_defaults", "_keywords", "_plain", "_positional", "_signature", "names", "task")
+    __slots__ = ("_defaults", "_given", "_keywords", "_plain", "_positional", "_signature", "names", "task")
 
     def __init__(self, signature: inspect.Signature, task: str) -> None:
         parameters = signature.parameters
@@ -32,6 +32,9 @@ class CallPlan:
         self._signature = signature
         self._plain = all(p.kind in _PLAIN for p in parameters.values())
         self._positional = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
+        self._given = tuple(
+            frozenset(self._positional[:number]) for number in range(len(self._positional) + 1)
+        )
         self._keywords = frozenset(parameters)
         self._defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
 
@@ -57,15 +60,16 @@ class CallPlan:
 
     def _bind_plain(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, object] | None:
         """None: not certainly a right call; the full binding finds out what is wrong with it."""
-        if len(args) > len(self._positional):
+        given = len(args)
+        if given > len(self._positional):
             return None
-        bound = {**self._defaults, **dict(zip(self._positional, args, strict=False))}
+        bound = self._defaults.copy()
+        bound.update(zip(self._positional, args, strict=False))
         if kwargs:
-            given = self._positional[: len(args)]
-            if not (kwargs.keys() <= self._keywords and kwargs.keys().isdisjoint(given)):
+            if not self._given[given].isdisjoint(kwargs):
                 return None
             bound.update(kwargs)
-        return bound if len(bound) == len(self.names) else None
+        return bound if bound.keys() == self._keywords else None
 
     def _bind_fully(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, object]:
         try:

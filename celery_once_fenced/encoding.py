@@ -27,7 +27,7 @@ from celery_once_fenced.wording import shorten
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["UnencodableError", "encode", "encode_value"]
+__all__ = ["UnencodableError", "encode", "encode_value", "scalars"]
 
 MAX_DEPTH = 100
 """Nesting beyond this is refused; a fixed number, since the room left on the stack differs between two
@@ -68,11 +68,13 @@ def encode(value: object, *, json: bool, path: str) -> bytes:
 
 def encode_value(value: Any, json: bool, depth: int = 0) -> bytes:
     """``encode`` without a place in its error: what a derivation calls, until something is wrong."""
-    kind = type(value)
-    if kind is str:
-        return _str(value, json)
-    scalar = _SCALARS.get(kind)
+    scalar = _EXACT[json].get(type(value))
     return _encode_other(value, json, depth) if scalar is None else scalar(value)
+
+
+def scalars(json: bool) -> Mapping[type, Callable[[Any], bytes]]:
+    """How values of exactly these types are encoded, for a caller that looks them up by itself."""
+    return _EXACT[json]
 
 
 def _encode_other(value: Any, json: bool, depth: int) -> bytes:
@@ -118,10 +120,22 @@ def _encode_object(value: Any, json: bool, depth: int) -> bytes:
 
 
 def _str(value: str, json: bool) -> bytes:
+    return _EXACT[json][str](value)
+
+
+def _text(value: str) -> bytes:
     try:
         data = str.encode(value)
     except UnicodeEncodeError:
-        data = _surrogates(value, json)
+        data = _surrogates(value, json=False)
+    return b"s%d:%b" % (len(data), data)
+
+
+def _json_text(value: str) -> bytes:
+    try:
+        data = str.encode(value)
+    except UnicodeEncodeError:
+        data = _surrogates(value, json=True)
     return b"s%d:%b" % (len(data), data)
 
 
@@ -158,6 +172,8 @@ _SCALARS: dict[type, Callable[[Any], bytes]] = {
     bytearray: lambda value: _framed(b"b", bytes(value)),
     timedelta: lambda value: b"m%x;" % (value // timedelta(microseconds=1)),
 }
+_EXACT = {False: {**_SCALARS, str: _text}, True: {**_SCALARS, str: _json_text}}
+"""By the type itself and whether the serializer is JSON: most arguments are one of these."""
 
 
 # --- containers ---------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from celery_once_fenced.calls import CallPlan
-from celery_once_fenced.encoding import UnencodableError, encode, encode_value
+from celery_once_fenced.encoding import UnencodableError, encode, encode_value, scalars
 from celery_once_fenced.errors import ConfigError, KeyDerivationError
 from celery_once_fenced.templates import Template, check_resource, render_resource
 from celery_once_fenced.wording import did_you_mean, readable, safe, shorten
@@ -61,8 +61,7 @@ class Key:
     """For people, at most 255 safe characters; a digest too where personal data must not be stored (K5)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
+class Derived(NamedTuple):
     """What one binding of a call yields."""
 
     key: Key | None
@@ -105,6 +104,7 @@ class KeyRecipe:
         self.plan = plan
         self.scope = plan.task if scope is None else scope
         self._json = json
+        self._scalars = scalars(json)
         self._hashed_text = key_text == "hash"
         self._required = required
         self._function = key if callable(key) else None
@@ -113,6 +113,7 @@ class KeyRecipe:
             plan, "key", self._template.names if self._template else () if callable(key) else key
         )
         self._keyed = tuple(sorted(self._shown))
+        self._text = ",".join(f"{name}=%s" for name in self._shown)
         self._fingerprinted = tuple(sorted(_names(plan, "fingerprint", fingerprint)))
         self._needed = tuple(dict.fromkeys(self._keyed + self._fingerprinted))
         self._resource = _template(plan, "resource", resource) if isinstance(resource, str) else resource
@@ -136,7 +137,9 @@ class KeyRecipe:
         arguments = self.plan.bind(args, kwargs)
         if override is None and self._function is None:
             encoded = self._encoded(self._needed, arguments)
-            key = self._key(self._values_prefix, [encoded[n] for n in self._keyed], self._body, arguments)
+            # Without fingerprint what is needed is what is keyed, in its order.
+            parts = [encoded[n] for n in self._keyed] if self._fingerprinted else encoded.values()
+            key = self._key(self._values_prefix, parts, self._body, arguments)
             return Derived(key, self._fingerprint(encoded), arguments)
         given = self._function(arguments) if override is None and self._function else override
         if given is None:
@@ -170,7 +173,11 @@ class KeyRecipe:
     # --- parts of a derivation ------------------------------------------------------------------------------
 
     def _encoded(self, names: tuple[str, ...], arguments: Arguments) -> dict[str, bytes]:
-        json = self._json
+        exact, json = self._scalars, self._json
+        try:
+            return {name: exact[type(value := arguments[name])](value) for name in names}
+        except KeyError:  # a container, an object or a subclass
+            pass
         try:
             return {name: encode_value(arguments[name], json) for name in names}
         except UnencodableError:
@@ -185,7 +192,7 @@ class KeyRecipe:
                 return b"?"
             raise KeyDerivationError(self.plan.task, str(error)) from None
 
-    def _key(self, prefix: bytes, parts: list[bytes], body: Callable[[Any], str], source: object) -> Key:
+    def _key(self, prefix: bytes, parts: Iterable[bytes], body: Callable[[Any], str], source: object) -> Key:
         digest = _sha256(prefix, parts)
         text = digest[:16] if self._hashed_text else body(source)
         return Key(digest, shorten(f"{self._shown_scope}:{text}" if text else self._shown_scope, MAX_TEXT))
@@ -197,7 +204,7 @@ class KeyRecipe:
 
     def _body(self, arguments: Arguments) -> str:
         if self._template is None:
-            return ",".join([f"{name}={readable(arguments[name])}" for name in self._shown])
+            return self._text % tuple([readable(arguments[name]) for name in self._shown])
         return safe(self._template.fill({name: readable(arguments[name]) for name in self._shown}))
 
     def _given(self, text: object) -> bytes:
@@ -269,5 +276,5 @@ def _prefix(*texts: str) -> bytes:
     return b"%b %d " % (VERSION, len(data)) + b"".join(b"%d:%b" % (len(part), part) for part in data)
 
 
-def _sha256(prefix: bytes, parts: list[bytes]) -> str:
+def _sha256(prefix: bytes, parts: Iterable[bytes]) -> str:
     return hashlib.sha256(prefix + b"".join(parts)).hexdigest()

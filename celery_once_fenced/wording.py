@@ -20,6 +20,7 @@ MAX_VALUE = 80
 MAX_ITEMS = 5
 MAX_DEPTH = 3
 _PLAIN_INT = 10**18
+_PLAIN = frozenset({bool, float, type(None)})
 _LARGE = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
@@ -70,6 +71,8 @@ def readable(value: object) -> str:
     """One value in at most ``MAX_VALUE`` safe characters.  Never raises, whatever the value does."""
     kind = type(value)
     if kind is int and -_PLAIN_INT < value < _PLAIN_INT:  # type: ignore[operator]  # an int
+        return str(value)
+    if kind in _PLAIN:
         return str(value)
     try:
         text = shorten(value if kind is str else _shown(value, MAX_DEPTH), MAX_VALUE)  # type: ignore[arg-type]
