@@ -12,12 +12,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from celery import Celery
 from celery.exceptions import Ignore, Reject
 
 from celery_once_fenced import Once, SingletonTask, current_grant
+from celery_once_fenced.policy import SPANS, STRATEGIES
 from tests.acceptance.negative import VARIANTS
 from tests.acceptance.redelivery import restore_every_second
 from tests.acceptance.stage import Stage
@@ -189,6 +191,21 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "no_key": ({"key": lambda arguments: None}, {}),
 }
 """Options of ``Once`` and of the task, by name."""
+CROSS = [
+    (unique, on_duplicate)
+    for unique, on_duplicate in product(SPANS, STRATEGIES)
+    if (unique == "while_executing") <= (on_duplicate == "return_existing")
+    and (on_duplicate == "keep_last") <= (unique == "until_and_while_executing")
+]
+"""Every span with every strategy that it allows (E20)."""
+CROSSED = {
+    f"{unique} {on_duplicate}": {
+        "unique": unique,
+        "on_duplicate": on_duplicate,
+        **({"window": QUEUE_HOLD} if unique == "until_expired" else {}),
+    }
+    for unique, on_duplicate in CROSS
+}
 
 
 def build(settings: Mapping[str, Any]) -> Celery:
@@ -198,6 +215,8 @@ def build(settings: Mapping[str, Any]) -> Celery:
     for variant, (base, names) in {"good": (SingletonTask, OPTIONS), **VARIANTS}.items():
         for name in names:
             _register(app, f"{variant}.{name}", base, *OPTIONS[name])
+    for name, once in CROSSED.items():
+        _register(app, f"good.{name}", SingletonTask, once, {})
     _register_others(app)
     return app
 

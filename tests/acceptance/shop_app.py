@@ -200,6 +200,8 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "give": ({}, {}),
     "each": ({"replay_for": 0}, {}),
     "own": ({"resource": None}, {}),
+    "replaces": ({"replay_for": 0, "on_duplicate": "replace"}, {}),
+    "keeps_last": ({"replay_for": 0, "resource": None, "on_duplicate": "keep_last"}, {}),
     "loose": ({"fingerprint": ()}, {}),
     "strict": ({"on_duplicate": "raise", "on_conflict": "raise"}, {}),
     "patient": ({"lease": 3 * LEASE}, {}),

@@ -13,10 +13,17 @@ from celery_once_fenced.errors import KeyReusedError
 from celery_once_fenced.ledger import ResultOmitted
 from django_celery_once_fenced.models import LedgerEntry
 from example_project.servers import Servers
-from tests.acceptance.correctness_posting import Posting, ends_with_one_effect, has_one_effect, has_run_once
+from tests.acceptance.correctness_posting import (
+    BALANCE,
+    Posting,
+    ends_with_one_effect,
+    has_one_effect,
+    has_run_once,
+)
 from tests.acceptance.correctness_settings import ToTheReplica
 from tests.acceptance.correctness_site import ShopSite
-from tests.acceptance.workers import QUEUE, eventually
+from tests.acceptance.shop_app import AMOUNT
+from tests.acceptance.workers import PARKED, QUEUE, eventually
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +190,29 @@ def test_plugin_asks_no_database_router(site: ShopSite) -> None:
     """The router of these workers would send the plugin's tables to a replica that nobody answers for."""
     assert ToTheReplica().db_for_read(LedgerEntry) == "replica"
     ends_with_one_effect(site.posting())
+
+
+# --- the newest call counts here, too (E13) ---------------------------------------------------------------------------
+
+
+def test_newer_call_takes_the_place_of_a_queued_one(site: ShopSite) -> None:
+    posting = site.prepared("replaces")
+    old = posting.again(queue=PARKED)
+    message = site.caught()
+    new = posting.task.apply_async((posting.label, posting.account, "look"))
+    assert (old.outcome.status, new.outcome.status) == ("enqueued", "replaced")
+    assert new.get(timeout=15) == BALANCE
+    site.deliver(message)
+    eventually(lambda: site.app.AsyncResult(old.id).state == "REVOKED")
+    assert (posting.balance, posting.runs) == (BALANCE, 1)
+
+
+def test_queued_call_runs_with_the_newest_arguments_also_after_a_kill(site: ShopSite) -> None:
+    posting = site.prepared("keeps_last")
+    first = posting.again(queue=PARKED)
+    message = site.caught()
+    kept = posting.task.apply_async((posting.label, posting.account, "die", "post"))
+    assert (kept.outcome.status, kept.id) == ("kept_last", first.id)
+    site.deliver(message)
+    assert first.get(timeout=15) == BALANCE - AMOUNT
+    assert (posting.balance, posting.runs) == (BALANCE - AMOUNT, 2)

@@ -16,8 +16,8 @@ import pytest
 from kombu.exceptions import OperationalError
 
 from celery_once_fenced import ConfigError, DuplicateError, KeyDerivationError, Once, SingletonTask
-from tests.acceptance.app import QUEUE_HOLD, WINDOW
-from tests.acceptance.workers import PARKED, Site, eventually
+from tests.acceptance.app import CROSS, QUEUE_HOLD, WINDOW
+from tests.acceptance.workers import PARKED, Site, Trial, eventually
 
 CALLERS = 200
 
@@ -62,26 +62,41 @@ def test_suppressed_calls_are_counted(site: Site) -> None:
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "while_queued", "while_running", "while_both"),
-    [
-        ("early", "duplicate", "duplicate", None),
-        ("until_executing", "duplicate", "enqueued", "duplicate"),
-        ("serial", "enqueued", "enqueued", "enqueued"),
-        ("one_and_one", "duplicate", "enqueued", "duplicate"),
-        ("until_expired", "duplicate", "duplicate", "duplicate"),
-    ],
-)
-def test_span_says_when_a_second_call_is_a_duplicate(
-    site: Site, name: str, while_queued: str, while_running: str, while_both: str | None
-) -> None:
-    trial, message = site.parked(name, "hold")
-    assert trial.again("hold", queue=PARKED).outcome.status == while_queued
+SPANS = {
+    "until_executed": ("duplicate", "duplicate", "duplicate"),
+    "until_executing": ("duplicate", "enqueued", "duplicate"),
+    "while_executing": ("enqueued", "enqueued", "enqueued"),
+    "until_and_while_executing": ("duplicate", "enqueued", "duplicate"),
+    "until_expired": ("duplicate", "duplicate", "duplicate"),
+}
+"""What a second call is told while the first is queued; while it runs; while it runs and another was called."""
+RUNNING_REFUSES_NO_NEWER_CALL = ("replaced", "enqueued", "replaced")
+REPLACED = {"until_expired": ("replaced", "replaced", "replaced")}
+TOLD = {
+    "return_existing": lambda unique: SPANS[unique],
+    "raise": lambda unique: tuple({"duplicate": "raised"}.get(told, told) for told in SPANS[unique]),
+    "replace": lambda unique: REPLACED.get(unique, RUNNING_REFUSES_NO_NEWER_CALL),
+    "keep_last": lambda unique: ("kept_last", "enqueued", "kept_last"),
+}
+"""The same for every strategy."""
+
+
+def told(trial: Trial) -> str:
+    try:
+        return str(trial.again("hold", queue=PARKED).outcome.status)
+    except DuplicateError:
+        return "raised"
+
+
+@pytest.mark.parametrize(("unique", "on_duplicate"), CROSS, ids="-".join)
+def test_second_call_is_told_what_span_and_strategy_say(site: Site, unique: str, on_duplicate: str) -> None:
+    trial, message = site.parked(f"{unique} {on_duplicate}", "hold")
+    queued = told(trial)
+    if queued in ("replaced", "enqueued"):  # then it is not the first one that is to run
+        trial, message = site.parked(f"{unique} {on_duplicate}", "hold")
     site.deliver(message)
     trial.has_run(1)
-    assert trial.again("hold", queue=PARKED).outcome.status == while_running
-    if while_both is not None:
-        assert trial.again("hold", queue=PARKED).outcome.status == while_both
+    assert (queued, told(trial), told(trial)) == TOLD[on_duplicate](unique)
     trial.release()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_once_fenced.errors import ConfigError
-from celery_once_fenced.policy import SPANS, Once, Policy, parse_duration, resolve
+from celery_once_fenced.policy import SPANS, STRATEGIES, Once, Policy, parse_duration, resolve, span_of
 
 
 def made(*layers: Any, hard_limit: float | None = None) -> Policy:
@@ -254,6 +254,41 @@ def test_in_correctness_only_a_key_that_may_run_again_keeps_the_newest(on_duplic
     assert (
         made(Once(tier="correctness", replay_for=0, on_duplicate=on_duplicate)).on_duplicate == on_duplicate
     )
+
+
+def refusal(unique: str, on_duplicate: str, replay_for: Any) -> str:
+    """Why a combination makes no sense; empty where it does."""
+    if unique == "while_executing" and on_duplicate != "return_existing":
+        return "would never apply"
+    if on_duplicate == "keep_last" and unique != "until_and_while_executing":
+        return "leave unique out"
+    return "use replay_for=0" if replay_for and on_duplicate in ("replace", "keep_last") else ""
+
+
+@pytest.mark.parametrize("replay_for", [None, 0, "1d"], ids=["efficiency", "repeats", "replays"])
+@pytest.mark.parametrize("on_duplicate", STRATEGIES)
+@pytest.mark.parametrize("unique", SPANS)
+def test_every_span_with_every_strategy_in_every_tier(
+    unique: Any, on_duplicate: Any, replay_for: Any
+) -> None:
+    options: dict[str, Any] = {"unique": unique, "on_duplicate": on_duplicate}
+    if unique == "until_expired":
+        options["window"] = 60
+    if replay_for is not None:
+        options |= {"tier": "correctness", "replay_for": replay_for}
+    why = refusal(unique, on_duplicate, replay_for)
+    if why:
+        with pytest.raises(ConfigError, match=why):
+            made(Once(**options))
+    else:
+        assert made(Once(**options)).span == span_of(unique, on_duplicate)
+
+
+def test_a_kept_call_may_not_name_another_resource() -> None:
+    kept = Once(tier="correctness", replay_for=0, on_duplicate="keep_last")
+    assert made(kept).fingerprint == ()
+    with pytest.raises(ConfigError, match="leave resource out"):
+        made(Once(resource="account:{a}"), kept)
 
 
 def test_until_expired_and_window_need_each_other() -> None:
