@@ -19,6 +19,7 @@ from kombu.utils import json
 
 from celery_once_fenced import FencedTask, Once, SingletonTask
 from celery_once_fenced.correctness import Correctness
+from celery_once_fenced.errors import OnceError
 from celery_once_fenced.run import Drop
 from celery_once_fenced.runtime import Runtime
 from celery_once_fenced.stores.postgres import BEGIN_SQL, COMPLETE_SQL, begin_params, complete_params
@@ -238,6 +239,22 @@ class DropsReplays(Broken):
     correctness = _DropsReplays
 
 
+class _CleansUp(Correctness):
+    def _answered(self, ex: Any, claimed: Any) -> Any:
+        try:
+            return super()._answered(ex, claimed)
+        except OnceError:
+            self._ledger.forget(bytes.fromhex(ex.digest), "it failed")
+            raise
+
+
+class CleansUp(Broken):
+    """What failed is to run again, so its record is deleted; by key, whoever wrote it."""
+
+    abstract = True
+    correctness = _CleansUp
+
+
 BASES: dict[str, tuple[type[Broken], tuple[str, ...]]] = {
     "checks_before": (ChecksBefore, ("post",)),
     "records_before": (RecordsBefore, ("post",)),
@@ -248,6 +265,7 @@ BASES: dict[str, tuple[type[Broken], tuple[str, ...]]] = {
     "replays_truth": (ReplaysTruth, ("give",)),
     "waits_for_the_lease": (WaitsForTheLease, ("post",)),
     "drops_replays": (DropsReplays, ("post",)),
+    "cleans_up": (CleansUp, ("post",)),
 }
 """Broken bases by name, and the options under which their tasks are registered."""
 

@@ -114,6 +114,25 @@ def test_an_answer_to_another_call_is_caught(site: ShopSite) -> None:
         same_key_for_another_call_is_an_error(site.posting("loose"))
 
 
+def refused_call_leaves_the_winners_record(posting: Posting) -> None:
+    posting.value()
+    refused = posting.task.delay(posting.label, posting.account, "post, sleep 0")
+    with pytest.raises(KeyReusedError):
+        refused.get(timeout=10)
+    posting.again().get(timeout=10)
+    has_run_once(posting)
+    has_one_effect(posting)
+
+
+def test_refused_call_leaves_the_winners_record(site: ShopSite) -> None:
+    refused_call_leaves_the_winners_record(site.posting())
+
+
+def test_an_error_handler_that_deletes_by_key_is_caught(site: ShopSite) -> None:
+    with pytest.raises(AssertionError, match="it ran 2 times"):
+        refused_call_leaves_the_winners_record(site.posting(variant="cleans_up"))
+
+
 # --- calls in transactions --------------------------------------------------------------------------------------------
 
 
