@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from celery_once_fenced.correctness import Correctness
-from celery_once_fenced.errors import ConfigError, StoreUnavailableError
+from celery_once_fenced.errors import ConfigError, InDoubtError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Backing, Grant, granted
 from celery_once_fenced.keepers import KeptLease, LeaseKeeper
@@ -253,6 +253,8 @@ class Guard:
 
     def _end_after_error(self, ex: Execution, end: End | None, error: BaseException) -> End | None:
         """No mark where the message is given back, or the process is on its way out (E8, E8b)."""
+        if end is not None and isinstance(error, InDoubtError) and ex.policy.tier == "correctness":
+            end = replace(end, counter="in_doubt")
         if end is None or (isinstance(error, Exception) and ex.control(error) != "requeue"):
             return end
         given_back = ex.control(error) == "requeue"

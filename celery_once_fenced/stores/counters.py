@@ -44,7 +44,7 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "awaiting": "Duplicate calls published all the same because something awaits their result",
         "replaced": "Queued calls whose place a newer call took",
         "kept_last": "Calls kept as the newest arguments of a queued one",
-        "repeated": "Runs of suppressions of one key that were long enough to be reported",
+        "repeated": "Times that a key refused its tenth, hundredth, … call in a row",
         "busy": "Starts refused because another task ran under the key",
         "twin": "Starts refused because the same delivery was running",
         "successor": "Starts refused because an earlier delivery of the same task id was running",
