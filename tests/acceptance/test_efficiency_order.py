@@ -216,7 +216,7 @@ def test_storm_on_one_key_neither_grows_nor_starves_others(site: Site) -> None:
 
 def test_many_calls_have_their_results_in_order(site: Site) -> None:
     labels = [uuid.uuid4().hex[:8] for _ in range(3)]
-    items = [((label, "say x"), {}) for label in labels for _ in range(2)]
+    items: list[Any] = [((label, "say x"), {}) for label in labels for _ in range(2)]
     task = site.task("early")
     results = task.apply_many(iter(items), queue=PARKED)
     assert [result.outcome.status for result in results] == ["enqueued", "duplicate"] * 3
