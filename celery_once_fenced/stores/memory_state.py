@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from celery_once_fenced.stores import End, Hold, Slot
+from celery_once_fenced.stores import End, Enqueue, Hold, Slot, Start
 from celery_once_fenced.stores.counters import HOLD_MAX, HOLD_SUM, hold_field
 from celery_once_fenced.stores.listing import HOURLY
 
-__all__ = ["HOUR", "Held", "State"]
+__all__ = ["HOUR", "Held", "State", "hold_of"]
 
 HOUR = 3600
 """Seconds."""
+MAX_TEXT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +115,22 @@ class State:
         self.count(task, hold_field(seconds))
         self.count(task, HOLD_SUM, ran)
         self.counters[task][HOLD_MAX] = max(ran, self.counters[task][HOLD_MAX])
+
+
+def hold_of(
+    slot: Slot, ask: Enqueue | Start | End, now: float, *, holder: str, worker: str = "", name: str = ""
+) -> Hold:
+    """The hold that a question takes."""
+    return Hold(
+        slot=slot,
+        digest=ask.key.digest,
+        holder=holder,
+        task_id=ask.task_id,
+        delivery=ask.delivery,
+        since=now,
+        left=0.0,
+        worker=worker,
+        text=ask.key.text[:MAX_TEXT],
+        task=ask.task,
+        name=name,
+    )
