@@ -25,6 +25,9 @@ PERIOD = 2.0
 """Seconds between two ticks.  A crontab's least would be a minute."""
 WINDOW = PERIOD / 2
 """Longer than the beats lie apart, and short enough to end before the next tick."""
+INTERVAL = 1
+"""Seconds between two ticks of one beat that counts from its own start."""
+NEARLY = 0.9 * INTERVAL
 BEAT, GROUPS = "BEAT", "BEAT_GROUPS"
 
 ONCE: Mapping[str, Once] = {
@@ -33,6 +36,8 @@ ONCE: Mapping[str, Once] = {
     "raising": Once(key=("group",), unique="until_expired", window=WINDOW, on_duplicate="raise"),
     "skipping": Once(key=("group",), lease=10),
     "fenced": Once(key=("group",), fingerprint=(), replay_for=WINDOW),
+    "nearly": Once(key=("group",), unique="until_expired", window=NEARLY),
+    "fenced_nearly": Once(key=("group",), fingerprint=(), replay_for=NEARLY),
     "fenced_due": Once(key=("group", "due"), fingerprint=(), replay_for="1d"),
 }
 """The recipes by the name of their task; ``bare`` and ``overlapping`` have none."""
@@ -83,7 +88,7 @@ def label(group: str, name: str) -> str:
 def build(settings: Mapping[str, Any]) -> Celery:
     app = Celery("beats", set_as_current=False)
     app.conf.update(settings)
-    options = {"bind": True, "shared": False, "lazy": False}
+    options = {"bind": True, "shared": False}
     app.task(name="bare", **options)(tick)
     app.task(name="overlapping", **options)(long_tick)
     for name, once in ONCE.items():

@@ -30,6 +30,7 @@ from celery_once_fenced.testing import (
 )
 from tests.fixtures.fenced_app.models import Plain, Vault
 from tests.fixtures.fencing import sql
+from tests.fixtures.ledger import eventually
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -388,7 +389,8 @@ def test_no_connection_is_left(app: Celery, fenced: str) -> None:
     others = (
         "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
     )
-    assert sql(others + " and application_name = 'celery_once_fenced'") == [(0,)]
+    # The server takes a moment to notice that one was closed.
+    eventually(lambda: sql(others + " and application_name = 'celery_once_fenced'") == [(0,)])
 
 
 def test_a_clock_that_moves_asks_no_database_that_was_not_used(app: Celery, fenced: str) -> None:
