@@ -7,13 +7,14 @@ A store that does not answer leaves its part empty and is named in ``silent``: t
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from celery_once_fenced.audit import Overdue, Subject, overdue, overdue_after
 from celery_once_fenced.errors import StoreUnavailableError
+from celery_once_fenced.events import emit
 from celery_once_fenced.stores import LeaseStore, LedgerStore
 from celery_once_fenced.stores.counters import HOLD_MAX, hold_quantile, runs_of
 from celery_once_fenced.stores.listing import Census, HoldQuery, TaskCensus
@@ -136,7 +137,32 @@ def _overdue(
     if not late:
         return ()
     page = leases.page(HoldQuery(slot="r", tasks=late), MOST_OVERDUE)
-    return tuple(overdue((listed.hold for listed in page.holds), counters, now=now))
+    found = overdue((listed.hold for listed in page.holds), counters, now=now)
+    for one in found:
+        _tell(one)
+    return tuple(found)
+
+
+_told: OrderedDict[str, None] = OrderedDict()
+"""Holders that were told of, the latest last."""
+
+
+def _tell(late: Overdue) -> None:
+    """Once in a process for each hold: whoever reads figures reads them again and again."""
+    if late.hold.holder in _told:
+        return
+    _told[late.hold.holder] = None
+    if len(_told) > MOST_OVERDUE:
+        _told.popitem(last=False)
+    hold = late.hold
+    emit(
+        "lease.overstayed",
+        key=hold.digest,
+        task=hold.task,
+        holder_task=hold.task_id,
+        holder=hold.holder,
+        seconds=round(late.age, 1),
+    )
 
 
 def _is_late(held: TaskCensus, counters: Mapping[str, int], now: float) -> bool:

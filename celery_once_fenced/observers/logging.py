@@ -28,6 +28,7 @@ WARNINGS = frozenset(
         "fence.rejected",
         "lease.held_too_long",
         "lease.lost",
+        "lease.overstayed",
         "lease.released_by_hand",
         "ledger.forgotten",
         "ledger.resolved",

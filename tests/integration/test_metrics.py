@@ -19,6 +19,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_once_fenced import Once, SingletonTask
+from celery_once_fenced.events import Event, observing
 from celery_once_fenced.keys import Key, new_id
 from celery_once_fenced.observers.prometheus import OnceCollector, exposition
 from celery_once_fenced.policy import SPANS
@@ -129,7 +130,11 @@ def test_a_hold_that_lasts_too_long_is_counted(app: Celery, monkeypatch: pytest.
 
     later = time.time() + 50
     monkeypatch.setattr("celery_once_fenced.figures.time.time", lambda: later)
-    found = scrape(app)
+    told: list[Event] = []
+    with observing(told.append):
+        found = scrape(app)
+        scrape(app)
+    assert [(event.name, event.fields["key"]) for event in told] == [("lease.overstayed", KEY.digest)]
     assert found["once_fenced_overdue_holds", "shop.feed"] == 1
     assert 50 <= found["once_fenced_oldest_hold_seconds", "shop.feed"] < 60
 

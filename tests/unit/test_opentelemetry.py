@@ -21,6 +21,8 @@ from celery_once_fenced.observers.opentelemetry import (
     OpenTelemetryObserver,
     start_tracing,
 )
+from tests.fixtures.deliveries import Bench
+from tests.unit.test_guard import post
 from tests.unit.test_reference_pages import documented
 
 EVENT = {"key": "ab", "task": "shop.feed", "task_id": "t1", "token": 8}
@@ -78,6 +80,17 @@ def test_the_last_outcome_stands(exported: Any) -> None:
 def test_values_that_are_no_attributes_are_written_out(exported: Any) -> None:
     span = traced(exported, ("lease.lost", {"key": "ab", "holder": None}))
     assert (span.events[0].attributes or {})["once_fenced.holder"] == "None"
+
+
+def test_a_real_run_can_be_searched_for(exported: Any) -> None:
+    provider, exporter = exported
+    with observing(OpenTelemetryObserver()), provider.get_tracer("test").start_as_current_span("run"):
+        Bench().run(post(), lambda grant: grant.token)
+    (span,) = exporter.get_finished_spans()
+    attributes = span.attributes or {}
+    assert (attributes["once_fenced.outcome"], attributes["once_fenced.token"]) == ("ledger.succeeded", 1)
+    assert attributes["messaging.message.id"]
+    assert [event.name for event in span.events][:1] == ["fence.acquired"]
 
 
 def test_without_a_span_nothing_happens() -> None:
