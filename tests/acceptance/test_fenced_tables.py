@@ -114,7 +114,7 @@ def test_a_table_without_a_guard_is_caught(site: Tables) -> None:
 
 def holder_of_another_resource_shuts_nobody_out(site: Tables, variant: str, row: Any) -> None:
     """Its tokens are higher, which says nothing."""
-    Fence.objects.create(resource=f"audit:{row.pk}", token=1000)
+    Fence.objects.update_or_create(resource=f"audit:{row.pk}", defaults={"token": 1000})
     with pytest.raises(FenceMismatchError):
         site.done(f"{variant}.audit", row)
     site.done(f"{variant}.account", row)
