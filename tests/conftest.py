@@ -5,5 +5,6 @@ pytest_plugins = [
     "tests.fixtures.django_project",
     "tests.fixtures.fencing",
     "tests.fixtures.proxy",
+    "tests.fixtures.redis_servers",
     "tests.fixtures.servers",
 ]

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
-import redis
 
 from celery_once_fenced.stores import Cursor, HoldQuery, Listed
-from example_project.servers import Servers
-from tests.conformance.lease_bench import Bench, key, memory_bench, redis_bench
+from tests.conformance.lease_bench import Bench, key
 
 ALL = HoldQuery()
 Pager = Callable[[Bench, int], Iterator[list[str]]]
-
-
-@pytest.fixture(params=["memory", "redis"])
-def bench(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Iterator[Bench]:
-    if request.param == "memory":
-        yield memory_bench()
-        return
-    with redis.Redis.from_url(servers.redis_url) as client:
-        made = redis_bench(client, servers.redis_url, namespace)
-        with closing(made.store):
-            yield made
 
 
 def running(
