@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from argparse import REMAINDER
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from click import ClickException
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 
 class Command(BaseCommand):
@@ -16,13 +18,21 @@ class Command(BaseCommand):
         self._once(argv[2:], prog_name=f"{argv[0]} {argv[1]}")
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("args", nargs="*")
+        parser.add_argument("args", nargs=REMAINDER)
 
     def handle(self, *args: str, **_options: Any) -> None:
-        """For ``call_command("once_fenced", "leases")``."""
-        self._once(list(args), standalone_mode=False)
+        """For ``call_command("once_fenced", "leases", "--json")``.
 
-    def _once(self, args: list[str], **extra: Any) -> None:
+        Raises ``CommandError``, with the exit status as ``returncode``, unless that is 0.
+        """
+        try:
+            status = self._once(list(args), standalone_mode=False)
+        except ClickException as error:
+            raise CommandError(error.format_message(), returncode=error.exit_code) from error
+        if status:
+            raise CommandError(f"once {' '.join(args)} was not done", returncode=int(status))
+
+    def _once(self, args: list[str], **extra: Any) -> Any:
         from celery_once_fenced.cli import once
 
-        once.main(args=args, **extra)
+        return once.main(args=args, **extra)
