@@ -19,6 +19,10 @@ class Enforcer(Protocol):
         """What ``apply_async`` answers."""
         ...
 
+    def send_many(self, task: Any, calls: Any, options: Mapping[str, Any]) -> list[Any]:
+        """What ``apply_many`` answers."""
+        ...
+
     def run(self, task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the task returns, or raises."""
         ...

@@ -218,6 +218,8 @@ class SingletonTask(Task):
         single = sorted(options.keys() & SINGLE_OPTIONS)
         if single:
             raise TypeError(f"apply_many() makes many calls, so it does not take {', '.join(single)}")
+        if (enforcer := enforcer_of(self)) is not None:
+            return enforcer.send_many(self, calls, options)
         if self.app.conf.task_always_eager:
             return [self._eager(args, kwargs, None, dict(options)) for args, kwargs in calls]
         return send_many(self, calls, options)

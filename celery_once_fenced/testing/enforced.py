@@ -13,31 +13,30 @@ waits in a list::
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from celery import signals, states
-from celery.exceptions import Ignore, TaskRevokedError
+from celery.exceptions import Ignore
 from celery.result import EagerResult
 
 from celery_once_fenced import runtime as runtimes
+from celery_once_fenced import worker
 from celery_once_fenced.admission import Admission
-from celery_once_fenced.delivery import execution_of
+from celery_once_fenced.bulk import send_many
 from celery_once_fenced.detached import Detached
 from celery_once_fenced.enforcement import enforce
-from celery_once_fenced.errors import DuplicateError
-from celery_once_fenced.events import emit
 from celery_once_fenced.guard import Guard
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import Key, new_id
 from celery_once_fenced.policy import SPANS
-from celery_once_fenced.run import Again, Aside, Conflict, Defer, Execution, Returned, Skip
 from celery_once_fenced.runtime import Runtime
-from celery_once_fenced.stores import Enqueue, Hold, Start
+from celery_once_fenced.stores import Enqueue, Hold, Settle, Start
 from celery_once_fenced.stores.memory import MemoryLeaseStore
 from celery_once_fenced.testing.clock import Clock
+from celery_once_fenced.testing.delivered import Delivered, Waiting
 from celery_once_fenced.testing.results import EagerError, LaterResult
 from celery_once_fenced.testing.signatures import guarded_task, key_of
 from celery_once_fenced.testing.stillness import StillFenceKeeper, StillLeaseKeeper
@@ -65,20 +64,6 @@ def enforce_once(app: Any = None) -> Iterator[Enforced]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A message that no worker has come to."""
-
-    task: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    task_id: str
-    retries: int
-    headers: Mapping[str, Any]
-    link: Any
-    link_error: Any
-
-
-@dataclass(frozen=True, slots=True)
 class _Running:
     task_id: str
     fenced: bool
@@ -94,7 +79,7 @@ class Enforced:
         self._ledger = _ledger_of(runtime)
         self._leases = MemoryLeaseStore(self.clock)
         self._results: dict[str, EagerResult] = {}
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self._running: list[_Running] = []
         self._delivering = ""
         self._queueing = 0
@@ -167,7 +152,8 @@ class Enforced:
         """
         ran, progress = 0, True
         while progress:
-            batch, self._waiting = self._waiting, []
+            batch = self._waiting[:]
+            self._waiting.clear()
             done = [self._deliver(one) for one in batch]
             progress = any(done)
             ran += sum(done)
@@ -182,58 +168,76 @@ class Enforced:
     def send(self, publication: Any, *, bypass: bool, once_key: str | None) -> Any:
         """See ``Enforcer``."""
         publication.options["throw"] = False  # an error of the body is none of the publishing
-        sent = publication.send(bypass=bypass, once_key=once_key)
-        outcome = sent.outcome
-        if outcome.status == "duplicate":
-            result: Any = LaterResult(outcome.task_id, publication.task.name, self._results)
-        elif self._waits(sent.id):
-            result = LaterResult(sent.id, publication.task.name, self._results)
-        else:
-            result = self._results.setdefault(sent.id, sent)
-        result.outcome = outcome
+        result = self._answer(publication.task, publication.send(bypass=bypass, once_key=once_key))
         self._work_if_idle()
         self._propagate(result)
         return result
 
+    def send_many(self, task: Any, calls: Any, options: Mapping[str, Any]) -> list[Any]:
+        """See ``Enforcer``."""
+        sent = send_many(task, calls, {**options, "throw": False})
+        results = [self._answer(task, one) for one in sent]
+        self._work_if_idle()
+        return results
+
     def run(self, task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See ``Enforcer``."""
-        request.once_passage = True
-        request._protected = 1  # as in a worker: a body that calls its own task gets a request of its own
+        request.once_passage = worker.Passage()  # whatever the body does with its own task is another call
         if any(running.task_id == request.id for running in self._running):
             return task.run(*args, **kwargs)  # replace() in eager mode: the same call, inside its own body
         header = _header_of(request)
+        delivered = Delivered(task, self._results, self._waiting)
         if header is not None and self._must_wait(request.id):
-            self._put_aside(task, request, args, kwargs, header)
+            delivered.put_aside(request, args, kwargs)
             raise Ignore("queued")
-        execution = execution_of(task, request, args, kwargs)
-        if execution is None:
-            return task.run(*args, **kwargs)
-        result = self._guarded(task, execution, lambda _grant: task.run(*args, **kwargs))
-        if isinstance(result, Returned):
-            return result.value
-        return self._step_aside(task, request, execution, result, header)
+        self._refuse_foreign_block(task, header)
+        try:
+            with self._in_body(task, request.id):
+                return worker.run(delivered, request, args, kwargs)  # type: ignore[arg-type]
+        except Ignore:
+            if header is None and delivered.has_put_aside:
+                raise delivered.without_a_worker() from None
+            raise
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    def _guarded(self, task: Any, execution: Execution, body: Callable[[Any], Any]) -> Returned | Aside:
-        fenced = execution.policy.correctness
-        if fenced and self._ledger is not None and self._ledger.in_foreign_block:
-            self._runtime.admission.withdraw(execution.digest, execution.delivery)
-            raise EagerError(
-                f"{task.name} is called inside transaction.atomic(), and runs at once in eager mode: its own transaction would "
-                "not be one.  Call it by delay_on_commit(), in a TestCase within captureOnCommitCallbacks(execute=True)"
-            )
-        self._running.append(_Running(execution.task_id, fenced))
+    def _answer(self, task: Any, sent: Any) -> Any:
+        """What the caller gets in the place of a result that would ask a backend."""
+        outcome = sent.outcome
+        if outcome is None:  # of apply_many, could not be sent
+            return sent
+        if outcome.status in ("duplicate", "kept_last"):
+            result: Any = LaterResult(outcome.task_id, task.name, self._results)
+        elif self._waits(sent.id):
+            result = LaterResult(sent.id, task.name, self._results)
+        else:
+            result = self._results.setdefault(sent.id, sent)
+        result.outcome = outcome
+        if hasattr(sent, "error"):
+            result.error = sent.error
+        return result
+
+    @contextmanager
+    def _in_body(self, task: Any, task_id: str) -> Iterator[None]:
+        fenced = task.blueprint.policy.correctness
+        self._running.append(_Running(task_id, fenced))
         try:
-            return self._runtime.guard.run(replace(execution, stored_success=self._stored_success), body)
+            yield
         finally:
             self._running.pop()
             if fenced and self._ledger is not None:
                 self._ledger.leave()
 
-    def _stored_success(self, task_id: str) -> tuple[bool | None, object]:
-        result = self._results.get(task_id)
-        return (False, None) if result is None or not result.successful() else (True, result.result)
+    def _refuse_foreign_block(self, task: Any, header: Header | None) -> None:
+        fenced = task.blueprint.policy.correctness and self._ledger is not None
+        if not fenced or not self._ledger.in_foreign_block:
+            return
+        if header is not None and header.key is not None:
+            self._runtime.admission.withdraw(header.key.digest, header.delivery)
+        raise EagerError(
+            f"{task.name} is called inside transaction.atomic(), and runs at once in eager mode: its own transaction would "
+            "not be one.  Call it by delay_on_commit(), in a TestCase within captureOnCommitCallbacks(execute=True)"
+        )
 
     def _must_wait(self, task_id: str) -> bool:
         """A worker takes what a fenced body sends, outside of its transaction: so after it."""
@@ -243,27 +247,11 @@ class Enforced:
     def _waits(self, task_id: str) -> bool:
         return any(one.task_id == task_id for one in self._waiting)
 
-    def _put_aside(
-        self, task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any], header: Header
-    ) -> None:
-        headers = {**(request.headers or {}), HEADER: header.dump()}
-        links = (request.callbacks, request.errbacks)
-        self._waiting.append(_Waiting(task, args, kwargs, request.id, request.retries, headers, *links))
-
-    def _deliver(self, one: _Waiting) -> bool:
+    def _deliver(self, one: Waiting) -> bool:
         """Whether it has run; False: it is put aside again."""
         before, self._delivering = self._delivering, one.task_id
         try:
-            result = one.task.apply(
-                one.args,
-                one.kwargs,
-                link=one.link,
-                link_error=one.link_error,
-                task_id=one.task_id,
-                retries=one.retries,
-                throw=False,
-                headers=one.headers,
-            )
+            result = one.task.apply(one.args, one.kwargs, throw=False, **one.apply_options)
         finally:
             self._delivering = before
         if self._waits(one.task_id):
@@ -279,38 +267,6 @@ class Enforced:
         eager_propagates = self._runtime.app.conf.task_eager_propagates
         if eager_propagates and result.state == states.FAILURE and isinstance(result.result, BaseException):
             raise result.result
-
-    # --- what the guard says ------------------------------------------------------------------------------------------
-
-    def _step_aside(self, task: Any, request: Any, ex: Execution, aside: Aside, header: Header | None) -> Any:
-        if isinstance(aside, Conflict):
-            self._runtime.admission.withdraw(ex.digest, ex.delivery)
-            raise DuplicateError(ex.key.text, aside.by)
-        if isinstance(aside, Skip):
-            self._skip(request, ex, aside)
-        elif isinstance(aside, Defer | Again):
-            if header is None:
-                raise EagerError(
-                    f"{ex.key.text} is held, and a worker would come back to this call ({aside.why}); apply() and canvas in "
-                    "eager mode have nobody to do so: call it by delay() or apply_async()"
-                )
-            self._put_aside(task, request, request.args, request.kwargs, _next_header(header, ex, aside))
-            emit(
-                "execution.deferred",
-                key=ex.digest,
-                task=ex.task,
-                task_id=ex.task_id,
-                seconds=aside.seconds,
-                why=aside.why,
-            )
-        raise Ignore("put off, skipped or dropped")
-
-    def _skip(self, request: Any, ex: Execution, aside: Skip) -> None:
-        """Nobody awaits the result: it ends REVOKED, so that ``get()`` returns (E14)."""
-        self._runtime.admission.withdraw(ex.digest, ex.delivery)
-        emit("execution.skipped", key=ex.digest, task=ex.task, task_id=ex.task_id, holder_task=aside.by)
-        error = TaskRevokedError(f"skipped: {ex.key.text} is held by task {aside.by}")
-        self._results[request.id] = EagerResult(request.id, error, states.REVOKED, name=ex.task)
 
     # --- being in place -----------------------------------------------------------------------------------------------
 
@@ -351,14 +307,26 @@ class Enforced:
             )
             yield
 
-    def _on_postrun(self, task: Any = None, **_: Any) -> None:
-        """A message that never reached its body, as when ``before_start`` raised, holds its key no longer (E8c)."""
+    def _on_postrun(self, task: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
+        """What ``signals`` does for messages: free what never reached its body (E8c), settle a kept call (E13b)."""
         request = task.request_stack.top if hasattr(task, "blueprint") and self.guards(task) else None
-        if request is None or getattr(request, "once_passage", None) or not request.is_eager:
+        if request is None or not request.is_eager:
             return
-        header = Header.parse((request.headers or {}).get(HEADER))
-        if header is not None and header.key is not None:
-            self._runtime.admission.withdraw(header.key.digest, header.delivery)
+        sent = Header.parse((request.headers or {}).get(HEADER))
+        passage = getattr(request, "once_passage", None)
+        if passage is None and sent is not None and sent.key is not None:
+            self._runtime.admission.withdraw(sent.key.digest, sent.delivery)
+        if passage is not None and passage.settles:
+            self._settle(passage, ended=state != states.RETRY)
+        if sent is None:  # by apply(), which tells nobody what it returns
+            if state in states.READY_STATES:
+                self._results.setdefault(request.id, EagerResult(request.id, retval, state, name=task.name))
+            self._work_if_idle()
+
+    def _settle(self, passage: Any, *, ended: bool) -> None:
+        if passage.seq and ended:
+            key, delivery = passage.header.key, passage.header.delivery
+            self._runtime.guard.settle(Settle(key, delivery, 0.0, passage.seq))
 
     def _moved(self, seconds: float) -> None:
         if self._ledger is not None:
@@ -383,16 +351,3 @@ def _header_of(request: Any) -> Header | None:
         header = replace(header, delivery=new_id(), run=header.run or header.delivery)
     setattr(request, HEADER, header.dump())
     return header
-
-
-def _next_header(header: Header, ex: Execution, aside: Defer | Again) -> Header:
-    """Of the same message as it is published again: by deferral the same delivery, else a new one (D1, C13)."""
-    header = replace(header, key=ex.key, fingerprint=ex.fingerprint, run=ex.run)
-    if isinstance(aside, Again):
-        return replace(header, delivery=new_id(), deferrals=0, republished=ex.republished + 1)
-    return replace(
-        header,
-        delivery=ex.delivery,
-        deferrals=ex.deferrals + 1,
-        answer_from=aside.answer_from or ex.answer_from,
-    )
