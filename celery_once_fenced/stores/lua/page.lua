@@ -103,7 +103,7 @@ end
 
 local function waiters(entry)
   local bar = entry:find('|', 3, true)
-  local number = redis.pcall('ZCARD', bucket .. 'waiting:' .. entry:sub(bar + 1, bar + DIGEST))
+  local number = redis.pcall('ZCOUNT', bucket .. 'waiting:' .. entry:sub(bar + 1, bar + DIGEST), '(' .. now, '+inf')
   return type(number) == 'number' and number or 0
 end
 

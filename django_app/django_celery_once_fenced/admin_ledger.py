@@ -1,0 +1,442 @@
+# ruff: noqa: ARG002 - the signatures are Django's
+"""The pages *Dedup records*, *Keys in doubt* and *Events*: the ledger, as fast with millions of rows as with ten."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db.models import Q
+from django.http import HttpResponseRedirect
+from django.template.loader import render_to_string
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import mark_safe
+from django.utils.text import Truncator, capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from celery_once_fenced import operate, runtime
+from celery_once_fenced.errors import OnceError
+from celery_once_fenced.stores import Pruned
+from django_celery_once_fenced import conf
+from django_celery_once_fenced.admin_locks import ReasonForm
+from django_celery_once_fenced.admin_reading import (
+    PAGE,
+    ReadOnlyAdmin,
+    isolated,
+    to_the_second,
+    with_note,
+    with_task,
+)
+from django_celery_once_fenced.estimates import PAGES, EstimatingPaginator
+from django_celery_once_fenced.ledger_filters import (
+    WINDOW,
+    AttemptsFilter,
+    KindFilter,
+    TaskFilter,
+    WhenFilter,
+    cut,
+    of_when,
+)
+from django_celery_once_fenced.models import Effect, Event, LedgerEntry, State
+from django_celery_once_fenced.records import log, note_pruned
+from django_celery_once_fenced.spans import lasting
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+    from django.http import HttpRequest, HttpResponse
+    from django.utils.safestring import SafeString
+
+
+__all__ = ["EventAdmin", "LedgerChangeList", "LedgerEntryAdmin"]
+
+SHORT = 80
+"""Characters of a result or an error in a list."""
+BATCHES, BATCH = 20, 1000
+"""What one click prunes at most; the command line prunes on."""
+DAY = 86400.0
+
+
+class LedgerChangeList(ChangeList):
+    """Says how many rows there are, about, and among how many it looked."""
+
+    window = False
+
+    @property
+    def _admin(self) -> LedgerListAdmin:
+        return cast(LedgerListAdmin, self.model_admin)
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
+        queryset: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
+        if not self._searches():
+            return queryset
+        column = self._admin.window_column
+        oldest = cut(of_when(self.root_queryset, self.params.get("when", "")), column)
+        if oldest is None:
+            return queryset
+        self.window = True
+        return queryset.filter(**{f"{column}__gt": oldest})
+
+    def _searches(self) -> bool:
+        """By anything that no index leads to."""
+        exact = bool(self.query) and self._admin.is_exact(self.query)
+        chosen = set(self.params) | set(self.get_filters_params())
+        return (bool(self.query) and not exact) or any(
+            name in self._admin.windowed_filters for name in chosen
+        )
+
+    @property
+    def count_text(self) -> str:
+        """How many there are, for people."""
+        names = {
+            "number": self.result_count,
+            "name": self.opts.verbose_name if self.result_count == 1 else self.opts.verbose_name_plural,
+        }
+        about = getattr(self.paginator, "about", False)
+        return (_("about %(number)d %(name)s") if about else _("%(number)d %(name)s")) % names
+
+    @property
+    def window_text(self) -> str:
+        """What the list leaves out; empty where it leaves out nothing."""
+        if self.window:
+            return _(
+                "Looked among the newest %(window)d. Further back: give a whole key, digest or task id, or a date."
+            ) % {"window": WINDOW}
+        if getattr(self.paginator, "about", False):
+            return _("The newest %(rows)d can be turned here. Further back leads a filter or a search.") % {
+                "rows": PAGES * PAGE
+            }
+        return ""
+
+
+class LedgerListAdmin(ReadOnlyAdmin):
+    """A list of rows by an indexed column, newest first."""
+
+    paginator = EstimatingPaginator
+    window_column: ClassVar[str] = "started_at"
+    windowed_filters: ClassVar[tuple[str, ...]] = ()
+    change_list_template = "admin/once_fenced/ledger_list.html"
+    show_facets = admin.ShowFacets.NEVER  # each would count the table
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return LedgerChangeList
+
+    def is_exact(self, term: str) -> bool:
+        """Whether an index finds what this search asks for."""
+        return False
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        title = capfirst(str(self.opts.verbose_name_plural))
+        return super().changelist_view(request, {"title": title, **(extra_context or {})})
+
+
+class LedgerEntryAdmin(LedgerListAdmin):
+    list_display: Any = ("key_and_task", "state_badge", "attempts", "token", "started", "short")
+    list_filter: ClassVar[Any] = ("state", AttemptsFilter, WhenFilter, TaskFilter)
+    windowed_filters: ClassVar[tuple[str, ...]] = ("attempts", "task_name")
+    search_fields = ("key", "task_id")
+    search_help_text = gettext_lazy("Key, or part of it; task id; digest")
+    ordering = ("-started_at",)
+    sortable_by = ("started_at",)
+    actions: Any = ("forget",)
+    fieldsets = (
+        (None, {"fields": ("key_text", "state_badge", "task_name", "task_id", "attempt", "takeovers")}),
+        (gettext_lazy("Outcome"), {"fields": ("result_text", "result_omitted", "error_text")}),
+        (gettext_lazy("Effects"), {"fields": ("effects_table",)}),
+        (gettext_lazy("What happened"), {"fields": ("events_table",)}),
+        (gettext_lazy("Fence"), {"fields": ("resource_text", "token", "holder")}),
+        (
+            gettext_lazy("Times"),
+            {"fields": ("created_at", "started_at", "finished_at", "replay_until", "retain_until")},
+        ),
+        (
+            gettext_lazy("Identity"),
+            {"fields": ("key_digest", "fingerprint", "scope", "run_id"), "classes": ("collapse",)},
+        ),
+    )
+    readonly_fields = (
+        "key_text",
+        "state_badge",
+        "result_text",
+        "error_text",
+        "resource_text",
+        "effects_table",
+        "events_table",
+    )
+
+    # --- columns ------------------------------------------------------------------------------------------------------
+
+    @admin.display(description=gettext_lazy("key"), ordering="key")
+    def key_text(self, entry: LedgerEntry) -> SafeString | str:
+        return isolated(entry.key)
+
+    @admin.display(description=gettext_lazy("key and task"))
+    def key_and_task(self, entry: LedgerEntry) -> SafeString | str:
+        return with_task(entry.key, entry.task_name)
+
+    @admin.display(description=gettext_lazy("attempts"))
+    def attempts(self, entry: LedgerEntry) -> SafeString | str:
+        if not entry.takeovers:
+            return str(entry.attempt)
+        return with_note(entry.attempt, _("taken over: %(number)d") % {"number": entry.takeovers})
+
+    @admin.display(description=gettext_lazy("started"), ordering="started_at")
+    def started(self, entry: LedgerEntry) -> SafeString | str:
+        took = None if entry.finished_at is None else (entry.finished_at - entry.started_at).total_seconds()
+        note = "" if took is None else _("took %(time)s") % {"time": lasting(took)}
+        return with_note(to_the_second(entry.started_at), note)
+
+    @admin.display(description=gettext_lazy("state"), ordering="state")
+    def state_badge(self, entry: LedgerEntry) -> SafeString | str:
+        return format_html('<span class="of-badge of-{}">{}</span>', entry.state, State(entry.state).label)
+
+    @admin.display(description=gettext_lazy("resource"))
+    def resource_text(self, entry: LedgerEntry) -> SafeString | str:
+        return isolated(entry.resource)
+
+    @admin.display(description=gettext_lazy("result"))
+    def short(self, entry: LedgerEntry) -> SafeString | str:
+        return isolated(Truncator(entry.result or entry.error or entry.result_omitted or "").chars(SHORT))
+
+    @admin.display(description=gettext_lazy("result"))
+    def result_text(self, entry: LedgerEntry) -> SafeString | str:
+        return isolated(entry.result)
+
+    @admin.display(description=gettext_lazy("error"))
+    def error_text(self, entry: LedgerEntry) -> SafeString | str:
+        return isolated(entry.error)
+
+    @admin.display(description=gettext_lazy("effects"))
+    def effects_table(self, entry: LedgerEntry) -> str:
+        effects = Effect.objects.using(conf.alias()).filter(entry=entry.pk).order_by("started_at")
+        return render_to_string("admin/once_fenced/ledgerentry/effects.html", {"effects": effects[:PAGE]})
+
+    @admin.display(description=gettext_lazy("events"))
+    def events_table(self, entry: LedgerEntry) -> str:
+        events = Event.objects.using(conf.alias()).filter(Q(key_digest=entry.pk) | Q(old_key_digest=entry.pk))
+        return render_to_string(
+            "admin/once_fenced/ledgerentry/events.html", {"events": events.order_by("-id")[:PAGE]}
+        )
+
+    # --- searching ----------------------------------------------------------------------------------------------------
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        if not search_term:
+            return queryset, False
+        if operate.DIGEST.fullmatch(search_term):
+            return queryset.filter(pk=search_term), False
+        if self.is_exact(search_term):
+            return queryset.filter(key=search_term), False
+        return queryset.filter(Q(key__contains=search_term) | Q(task_id=search_term)), False
+
+    def is_exact(self, term: str) -> bool:
+        entries = LedgerEntry.objects.using(conf.alias())
+        return bool(operate.DIGEST.fullmatch(term)) or entries.filter(key=term).exists()
+
+    # --- what a person may do -----------------------------------------------------------------------------------------
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.prune_view)
+        name = f"once_fenced_{self.opts.model_name}_prune"
+        return [path("prune/", view, name=name), *super().get_urls()]
+
+    def has_forget_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("once_fenced.forget_ledgerentry")
+
+    def has_prune_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("once_fenced.prune_ledgerentry")
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        may_prune = self.has_prune_permission(request) and self.opts.model_name == "ledgerentry"
+        return super().changelist_view(request, {"may_prune": may_prune, **(extra_context or {})})
+
+    @admin.action(
+        permissions=["forget"], description=gettext_lazy("Forget selected keys, so that they may run again")
+    )
+    def forget(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Ask for a reason; then delete the entries."""
+        entries = list(queryset[:PAGE])
+        form = ReasonForm(request.POST if "forget" in request.POST else None)
+        if form.is_valid() or not entries:
+            self._forget(request, entries, form)
+            return None
+        context = self.page_context(
+            request,
+            title=_("Forget keys"),
+            entries=entries,
+            form=form,
+            action_checkbox_name=ACTION_CHECKBOX_NAME,
+        )
+        return TemplateResponse(request, "admin/once_fenced/ledgerentry/forget.html", context)
+
+    def _forget(self, request: HttpRequest, entries: list[LedgerEntry], form: ReasonForm) -> None:
+        left = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
+        seen, reason = request.POST.getlist("seen"), form.cleaned_data.get("reason", "")
+        for entry in entries:
+            try:
+                done = entry.holder in seen and operate.forget(
+                    str(entry.pk), reason=reason, actor=request.user.get_username()
+                )
+            except OnceError as error:
+                self.message_user(request, str(error), messages.ERROR)
+                return
+            if done:
+                left.discard(str(entry.pk))
+                log(request, LedgerEntry, str(entry.pk), entry.key, f"forget: {reason}")
+                text = _("{}: forgotten, and may run again.")
+                self.message_user(request, format_html(text, isolated(entry.key)), messages.SUCCESS)
+        if left:
+            text = _("%(count)d not forgotten: running, in doubt, or another attempt than the page showed.")
+            self.message_user(request, text % {"count": len(left)}, messages.WARNING)
+
+    def prune_view(self, request: HttpRequest) -> HttpResponse:
+        """Delete what nobody needs any more: show how much, then do it, a bounded number of rows at a time."""
+        if not self.has_prune_permission(request):
+            raise PermissionDenied
+        form = PruneForm(request.POST if request.method == "POST" else None)
+        back = reverse(f"{self.admin_site.name}:once_fenced_ledgerentry_changelist")
+        try:
+            if form.is_valid():
+                self._prune(request, form.cleaned_data["grace"])
+                return HttpResponseRedirect(back)
+            due = _due(DAY)
+        except OnceError as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return HttpResponseRedirect(back)
+        context = self.page_context(
+            request, title=_("Prune"), form=form, due=due, most=BATCHES * BATCH, back=back
+        )
+        return TemplateResponse(request, "admin/once_fenced/ledgerentry/prune.html", context)
+
+    def _prune(self, request: HttpRequest, grace: timedelta) -> None:
+        fences = entries = sent = 0
+        more = False
+        ledger = runtime.current().ledger
+        for _batch in range(BATCHES):
+            pruned = ledger.prune(grace.total_seconds(), BATCH) if ledger is not None else Pruned(0, 0, 0)
+            fences, entries, sent = fences + pruned.fences, entries + pruned.entries, sent + pruned.messages
+            more = bool(pruned)
+            if not pruned:
+                break
+        given = {"entries": entries, "fences": fences, "messages": sent}
+        text = _("Pruned: %(entries)d dedup records, %(fences)d fences, %(messages)d sent messages.") % given
+        text = f"{text} {_('There may be more: prune again, or use the command line.')}" if more else text
+        actor = request.user.get_username()
+        note_pruned(actor, f"entries={entries} fences={fences} messages={sent}")
+        log(request, LedgerEntry, "", str(_("Prune")), text)
+        self.message_user(request, text, messages.SUCCESS)
+
+
+class PruneForm(forms.Form):
+    """How long what is free stays."""
+
+    grace = forms.TypedChoiceField(
+        label=gettext_lazy("Keep what has been free for less than"),
+        coerce=lambda days: timedelta(days=int(days)),
+        choices=(
+            ("1", gettext_lazy("1 day")),
+            ("7", gettext_lazy("7 days")),
+            ("30", gettext_lazy("30 days")),
+        ),
+        initial="1",
+        help_text=gettext_lazy(
+            "For fences and sent messages; a dedup record says itself how long it is kept."
+        ),
+    )
+
+
+def _due(grace: float) -> int:
+    ledger = runtime.current().ledger
+    return ledger.due(grace) if ledger is not None else 0
+
+
+class EventAdmin(LedgerListAdmin):
+    list_display = ("when", "kind_badge", "about", "tokens", "workers", "by")
+    list_filter: ClassVar[Any] = (KindFilter,)
+    window_column = "id"
+    windowed_filters = ("kind",)
+    search_fields = ("resource", "task_id")
+    search_help_text = gettext_lazy("Resource, or part of it; task id; digest")
+    ordering = ("-id",)
+    sortable_by = ()
+    fieldsets = (
+        (None, {"fields": ("at", "kind", "resource_text", "actor", "detail_text")}),
+        (
+            gettext_lazy("Who"),
+            {"fields": ("key_digest", "task_name", "task_id", "holder", "worker", "token")},
+        ),
+        (
+            gettext_lazy("Taken over from"),
+            {"fields": ("old_key_digest", "old_task_id", "old_holder", "old_worker", "old_token")},
+        ),
+    )
+    readonly_fields = ("resource_text", "detail_text")
+
+    @admin.display(description=gettext_lazy("at"))
+    def when(self, event: Event) -> str:
+        return to_the_second(event.at)
+
+    @admin.display(description=gettext_lazy("resource and task"))
+    def about(self, event: Event) -> SafeString | str:
+        return with_task(event.resource or event.key_digest or "", event.task_name or "")
+
+    @admin.display(description=gettext_lazy("by"))
+    def by(self, event: Event) -> SafeString | str:
+        if not event.actor and not event.detail:
+            return "-"
+        return with_note(isolated(event.actor), isolated(Truncator(event.detail or "").chars(SHORT)))
+
+    @admin.display(description=gettext_lazy("event"))
+    def kind_badge(self, event: Event) -> SafeString | str:
+        return format_html('<span class="of-badge">{}</span>', event.kind)
+
+    @admin.display(description=gettext_lazy("resource"))
+    def resource_text(self, event: Event) -> SafeString | str:
+        return isolated(event.resource)
+
+    @admin.display(description=gettext_lazy("token"))
+    def tokens(self, event: Event) -> SafeString | str:
+        return _from_to(event.old_token, event.token)
+
+    @admin.display(description=gettext_lazy("worker"))
+    def workers(self, event: Event) -> SafeString | str:
+        return _from_to(event.old_worker, event.worker)
+
+    @admin.display(description=gettext_lazy("detail"))
+    def detail_text(self, event: Event) -> SafeString | str:
+        return isolated(event.detail)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        if not search_term:
+            return queryset, False
+        if self.is_exact(search_term):
+            return queryset.filter(Q(key_digest=search_term) | Q(old_key_digest=search_term)), False
+        of_task = Q(task_id=search_term) | Q(old_task_id=search_term)
+        return queryset.filter(Q(resource__contains=search_term) | of_task), False
+
+    def is_exact(self, term: str) -> bool:
+        return bool(operate.DIGEST.fullmatch(term))
+
+
+def _from_to(old: object, new: object) -> SafeString | str:
+    if old is None and new is None:
+        return "-"
+    if old is None or new is None:
+        return isolated(new if old is None else old)
+    arrow = mark_safe('<span class="of-arrow">→</span>')
+    return format_html("<bdi>{}</bdi> {} <bdi>{}</bdi>", old, arrow, new)

@@ -1,0 +1,78 @@
+# ruff: noqa: ARG002 - the signatures are Django's
+"""What all pages share: they are for looking, and what they show can do no harm."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.utils.formats import date_format
+from django.utils.html import format_html
+from django.utils.timezone import localtime
+
+from django_celery_once_fenced import conf
+from django_celery_once_fenced.templatetags.once_fenced import breakable, short
+
+if TYPE_CHECKING:
+    from django.db.models import Model, QuerySet
+    from django.http import HttpRequest
+    from django.utils.safestring import SafeString
+
+    _ModelAdmin = admin.ModelAdmin[Any]
+else:
+    _ModelAdmin = admin.ModelAdmin
+
+__all__ = ["PAGE", "ReadOnlyAdmin", "isolated", "to_the_second", "with_note", "with_task"]
+
+PAGE = 100
+
+
+def isolated(text: object) -> SafeString | str:
+    """Text from a task's arguments: escaped, and kept from turning the direction of what stands beside it."""
+    return format_html("<bdi>{}</bdi>", text) if text not in (None, "") else "-"
+
+
+def with_task(key: str, task: str) -> SafeString:
+    """A key without the scope that only repeats its task, and the task below it."""
+    return with_note(
+        format_html("<bdi>{}</bdi>", breakable(short(key, task))),
+        format_html("<bdi>{}</bdi>", breakable(task)),
+    )
+
+
+def with_note(text: object, note: object) -> SafeString:
+    """A cell of two lines."""
+    return format_html('{}<span class="of-sub">{}</span>', text, note) if note else format_html("{}", text)
+
+
+def to_the_second(at: datetime) -> str:
+    """In the site's time zone; Django's own formats leave the seconds out, which matter here."""
+    return date_format(localtime(at), "Y-m-d H:i:s")
+
+
+class ReadOnlyAdmin(_ModelAdmin):
+    """For looking, not for touching; always the configured database, whatever a router says (C12)."""
+
+    actions: Any = None
+    list_per_page = PAGE
+    show_full_result_count = False
+
+    class Media:
+        css = {"all": ("once_fenced/admin.css",)}  # noqa: RUF012 - Django's own form
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).using(conf.alias())
+
+    def page_context(self, request: HttpRequest, **more: Any) -> dict[str, Any]:
+        """What a page of one's own needs to look like one of Django's."""
+        return self.admin_site.each_context(request) | {"opts": self.opts, "media": self.media} | more

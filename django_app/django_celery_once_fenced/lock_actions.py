@@ -1,0 +1,160 @@
+"""What a person does to a lock: release it, or release it and bump its fence.  Compared with what the page showed.
+
+release             frees the lease in Redis.  The task goes on, and frees nothing of its successor's.  A fence stays:
+                    its task may still commit, and the next run waits for it.
+release and bump    also raises the token of the fence, so that the task can commit nothing more: the next run gets a
+                    higher one, at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from celery_once_fenced import runtime
+from celery_once_fenced.errors import OnceError
+from celery_once_fenced.events import emit
+from django_celery_once_fenced.lock_list import find_lock, leases_of
+from django_celery_once_fenced.locks import Lock, parse_seen
+from django_celery_once_fenced.records import note_released
+
+__all__ = ["ACTIONS", "Action", "Name", "Plan", "Planned", "plan", "release"]
+
+Name = Literal["release", "bump"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    title: Any
+    button: Any
+    permission: str
+
+
+ACTIONS: dict[Name, Action] = {
+    "release": Action(
+        gettext_lazy("Release selected locks"), gettext_lazy("Release"), "once_fenced.release_heldlock"
+    ),
+    "bump": Action(
+        gettext_lazy("Release selected locks and bump the fence"),
+        gettext_lazy("Release and bump the fence"),
+        "once_fenced.bump_heldlock",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One lock, and in words what will happen to it; ``lock`` is None where it is not the page's holder's any more."""
+
+    seen: str
+    lock: Lock | None
+    shown: str
+    """The key, or where nobody has it what is known of it."""
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    items: Sequence[Planned]
+
+    @property
+    def possible(self) -> bool:
+        return any(item.lock is not None for item in self.items)
+
+
+def plan(name: Name, seen: Iterable[str]) -> Plan:
+    """What the action would do now.  Raises ``OnceError`` where a store is down."""
+    return Plan([_planned(name, one) for one in dict.fromkeys(seen)])
+
+
+def _planned(name: Name, seen: str) -> Planned:
+    holder, wanted = parse_seen(seen)
+    lock = find_lock(wanted)
+    if lock is None:
+        return Planned(seen, None, wanted, _("Nothing: nobody holds it any more."))
+    if lock.holder != holder:
+        return Planned(seen, None, lock.key, _("Nothing: another holds it by now than the page showed."))
+    return Planned(seen, lock, lock.key, _effect(name, lock))
+
+
+def _effect(name: Name, lock: Lock) -> str:
+    given = {"id": lock.task_id or "-", "token": lock.token, "resource": lock.resource}
+    if lock.slot == "queued":
+        return (
+            _(
+                "The next call of this key is published. Task %(id)s stays in its queue, and runs too if it comes."
+            )
+            % given
+        )
+    if lock.slot == "running":
+        return (
+            _(
+                "Another task with this key may start at once. Task %(id)s goes on running, "
+                "and frees nothing of the next one's when it ends."
+            )
+            % given
+        )
+    if name == "bump":
+        return (
+            _(
+                "Token %(token)d of %(resource)s is overtaken at once: what task %(id)s writes is refused, its open "
+                "transaction is ended and rolled back. The next run gets a higher token."
+            )
+            % given
+        )
+    return (
+        _(
+            "The lease in Redis is freed, the fence is not: task %(id)s may still commit with token %(token)d, and the next "
+            "run waits until it ends or its lease lapses. To stop its writes, bump the fence."
+        )
+        % given
+    )
+
+
+def release(name: Name, seen: str, *, actor: str, reason: str) -> Lock | None:
+    """Do it; the lock that was freed, or None where the holder is no longer the one that was seen.
+
+    Raises ``OnceError`` where a store is down.
+    """
+    holder, wanted = parse_seen(seen)
+    lock = find_lock(wanted)
+    if lock is None or lock.holder != holder:
+        return None
+    freed = _fence(name, lock, actor, reason) if lock.slot == "fence" else _lease(lock, actor, reason)
+    return lock if freed else None
+
+
+def _lease(lock: Lock, actor: str, reason: str) -> bool:
+    slot: Literal["q", "r"] = "q" if lock.slot == "queued" else "r"
+    freed = runtime.current().leases.release(lock.digest, slot, lock.holder, lock.name)
+    emit("lease.released_by_hand", key=lock.digest, holder=lock.holder, freed=freed, actor=actor, why=reason)
+    if freed:
+        note_released(lock, actor, reason)
+    return freed
+
+
+def _fence(name: Name, lock: Lock, actor: str, reason: str) -> bool:
+    # The fence first: with the lease free and the fence not, a next run would start only to be told to wait.
+    bumped = name == "bump" and _bump(lock, actor, reason)
+    if name == "bump" and not bumped:
+        return False
+    freed = [_lease(lease, actor, reason) for lease in _leases(lock, may_be_down=bumped)]
+    return bumped or any(freed)
+
+
+def _bump(lock: Lock, actor: str, reason: str) -> bool:
+    ledger = runtime.current().ledger
+    return ledger is not None and ledger.force_release(lock.resource, lock.holder, reason, actor) is not None
+
+
+def _leases(lock: Lock, *, may_be_down: bool) -> Sequence[Lock]:
+    try:
+        return list(leases_of(lock.holder))
+    except OnceError:
+        if not may_be_down:
+            raise
+        return []  # the fence decides; what is left in Redis lapses by itself

@@ -1,0 +1,233 @@
+"""Which locks are held: both stores merged into one list by the time they lapse, filtered, in pages.
+
+Redis gives its leases in pages, fences are all read (``fences``).  A lease whose holder has a fence too is shown as the
+fence: it is one lock, and the fence is what decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from celery_once_fenced import runtime
+from celery_once_fenced.errors import OnceError
+from celery_once_fenced.stores import Cursor, HoldPage, HoldQuery, Listed
+from django_celery_once_fenced import conf, tiers
+from django_celery_once_fenced.fences import held_fences
+from django_celery_once_fenced.locks import Lock, of_fence, of_hold
+from django_celery_once_fenced.models import Fence
+
+if TYPE_CHECKING:
+    from celery_once_fenced.stores import LeaseStore
+
+__all__ = ["SIZE", "LockPage", "LockQuery", "find_lock", "leases_of", "lock_page", "locks_reading"]
+
+SIZE = 100
+State = Literal["", "held", "lapsed", "waiting"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockQuery:
+    text: str = ""
+    task: str = ""
+    tier: str = ""
+    slot: str = ""
+    """``queued``, ``running``, ``fence``."""
+    state: str = ""
+    """``held``: its lease runs; ``lapsed``: it does not, and nobody has taken over; ``waiting``: others wait for it."""
+    worker: str = ""
+
+    def __bool__(self) -> bool:
+        return any((self.text, self.task, self.tier, self.slot, self.state, self.worker))
+
+    @property
+    def of_leases(self) -> HoldQuery | None:
+        """What to ask Redis; None where no lease can match."""
+        if self.slot == "fence" or self.state == "lapsed":
+            return None
+        tasks = tiers.tasks_of(self.tier) if self.tier else None
+        if self.task:
+            tasks = frozenset({self.task}) & (tasks if tasks is not None else {self.task})
+        return HoldQuery(
+            slot="q" if self.slot == "queued" else "r" if self.slot == "running" else "",
+            tasks=tasks,
+            worker=self.worker,
+            text=self.text,
+            waited=self.state == "waiting",
+        )
+
+    def matches(self, lock: Lock) -> bool:
+        """For fences; leases are filtered by Redis."""
+        text = self.text.lower()
+        shown = (lock.key, lock.task, lock.task_id, lock.worker, lock.resource)
+        return (
+            any(text in part.lower() for part in shown) or lock.holder == text or lock.digest.startswith(text)
+        ) and all(
+            (
+                self.task in ("", lock.task),
+                self.tier in ("", lock.tier),
+                self.slot in ("", lock.slot, "running"),
+                self.slot != "queued",
+                self.worker in ("", lock.worker),
+                self.state in ("", "lapsed" if lock.lapsed else "held")
+                or bool(self.state == "waiting" and lock.waiting),
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockPage:
+    locks: Sequence[Lock]
+    total: int = 0
+    """Locks held in all, about."""
+    after: Cursor | None = None
+    """Where the next page begins."""
+    before: Cursor | None = None
+    """Where the previous page ends."""
+    stopped: bool = False
+    """The search was long, and goes on with ``after``."""
+    problems: Sequence[str] = field(default_factory=list)
+    """In words, what could not be asked."""
+
+
+def lock_page(
+    query: LockQuery, cursor: Cursor | None = None, *, back: bool = False, size: int = SIZE
+) -> LockPage:
+    """The locks after the cursor, or before it; soonest to lapse first.  Never raises for a store that is down."""
+    fences = held_fences()
+    leases, problem = _leases(query.of_leases, size, cursor, back=back)
+    merged = _Merged(
+        [of_fence(fence) for fence in fences.fences], leases, query, cursor, back=back, size=size
+    )
+    shown, more = merged.shown()
+    forwards, backwards = (cursor is not None, more) if back else (more, cursor is not None)
+    edge = merged.horizon if leases.stopped else None
+    return LockPage(
+        locks=shown,
+        total=leases.total + len(fences.fences),
+        after=(edge if edge and not back else shown[-1].at if shown else edge) if forwards else None,
+        before=(edge if edge and back else shown[0].at if shown else edge) if backwards else None,
+        stopped=leases.stopped is not None,
+        problems=[text for text in (problem, fences.problem) if text],
+    )
+
+
+def _leases(query: HoldQuery | None, size: int, cursor: Cursor | None, *, back: bool) -> tuple[HoldPage, str]:
+    try:
+        store = runtime.current().leases
+        if query is None:
+            return HoldPage((), store.page(HoldQuery(), 1).total), ""
+        return store.page(
+            query, size + 1, cursor, back=back
+        ), ""  # one more, to know whether there is a next page
+    except OnceError as error:
+        return HoldPage(()), str(error).strip()
+
+
+class _Merged:
+    """Fences and one page of leases, as one page."""
+
+    def __init__(
+        self,
+        fences: Iterable[Lock],
+        leases: HoldPage,
+        query: LockQuery,
+        cursor: Cursor | None,
+        *,
+        back: bool,
+        size: int,
+    ) -> None:
+        self._back, self._size = back, size
+        fences = list(fences)
+        fenced = {fence.holder for fence in fences}
+        found = [fence for fence in fences if query.matches(fence) and self._is_after(fence.at, cursor)]
+        found += [of_hold(listed) for listed in leases.holds if listed.hold.holder not in fenced]
+        self.horizon = self._horizon(leases)
+        self._found = sorted(
+            (lock for lock in found if not self._is_after(lock.at, self.horizon, otherwise=False)),
+            key=lambda lock: lock.at,
+            reverse=back,
+        )
+        self._all_read = self.horizon is None
+
+    def shown(self) -> tuple[Sequence[Lock], bool]:
+        """The page from top to bottom, and whether there is more in its direction."""
+        page = self._found[: self._size]
+        more = len(self._found) > self._size or not self._all_read
+        return (page[::-1] if self._back else page), more
+
+    def _horizon(self, leases: HoldPage) -> Cursor | None:
+        """Up to where all leases are known; None: to the end."""
+        if leases.stopped is not None:
+            return leases.stopped
+        if len(leases.holds) <= self._size:
+            return None
+        return leases.holds[0 if self._back else -1].at
+
+    def _is_after(self, at: Cursor, cursor: Cursor | None, *, otherwise: bool = True) -> bool:
+        if cursor is None:
+            return otherwise
+        return at < cursor if self._back else at > cursor
+
+
+# --- one lock ---------------------------------------------------------------------------------------------------------
+
+
+def find_lock(wanted: str) -> Lock | None:
+    """The lock of ``Lock.id`` as it is now; None where nobody has it.  Raises ``OnceError`` where a store is down."""
+    kind, _, rest = wanted.partition(":")
+    if kind == "f":
+        return _fence(rest)
+    digest = rest.partition(":")[0]
+    return (
+        next((lock for lock in _slots(digest) if lock.id == wanted), None)
+        if kind in ("q", "r") and digest
+        else None
+    )
+
+
+def _fence(resource: str) -> Lock | None:
+    held = Fence.objects.using(conf.alias()).filter(expires_at__isnull=False, resource=resource).first()
+    return None if held is None else of_fence(held)
+
+
+def _slots(digest: str) -> Iterator[Lock]:
+    """Both slots of a key and its twin guards."""
+    for listed in _search(runtime.current().leases, HoldQuery(text=digest)):
+        if listed.hold.digest == digest:
+            yield of_hold(listed)
+
+
+def leases_of(holder: str) -> Iterator[Lock]:
+    """The leases that a holder has in Redis: to be released together with its fence."""
+    for listed in _search(runtime.current().leases, HoldQuery(slot="r", text=holder)):
+        if listed.hold.holder == holder:
+            yield of_hold(listed)
+
+
+def locks_reading(texts: Iterable[str]) -> list[Lock]:
+    """The locks whose readable key, or resource, is one of these; a key may have its scope before the text."""
+    wanted = tuple(texts)
+    found = [of_fence(fence) for fence in held_fences().fences]
+    fenced = {lock.holder for lock in found}
+    for text in wanted:
+        leases = _search(runtime.current().leases, HoldQuery(text=text.lower()))
+        found += [of_hold(listed) for listed in leases if listed.hold.holder not in fenced]
+    kept: Mapping[str, Lock] = {lock.id: lock for lock in found if any(_reads(lock, text) for text in wanted)}
+    return sorted(kept.values(), key=lambda lock: lock.at)
+
+
+def _reads(lock: Lock, text: str) -> bool:
+    return lock.resource == text or lock.key == text or lock.key.endswith(f":{text}")
+
+
+def _search(store: LeaseStore, query: HoldQuery) -> Iterator[Listed]:
+    """All that match, however long it takes."""
+    cursor = None
+    while True:
+        page = store.page(query, SIZE, cursor)
+        yield from page.holds
+        if page.stopped is None and len(page.holds) < SIZE:
+            return
+        cursor = page.holds[-1].at if len(page.holds) == SIZE else page.stopped

@@ -1,0 +1,230 @@
+"""*Overview*: every guarded task on one page, and what needs a person.
+
+Where the numbers come from, for the page says so too: counters and their hours from Redis, since they were last emptied;
+holds from a census of Redis at this moment; takeovers and parked keys from the newest ``EVENTS`` rows of the event table;
+keys in doubt from the ledger.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.db import DatabaseError, transaction
+from django.db.models import Count, Max
+from django.utils import timezone
+
+from celery_once_fenced import audit, runtime
+from celery_once_fenced.errors import OnceError
+from celery_once_fenced.stores import Census, Hold, TaskCensus
+from celery_once_fenced.stores.counters import HOLD_MAX, hold_quantile
+from celery_once_fenced.stores.listing import Hours
+from django_celery_once_fenced import conf, tiers
+from django_celery_once_fenced.charts import Bar, Sparkline, bar, sparkline
+from django_celery_once_fenced.models import Event, LedgerEntry, State
+from django_celery_once_fenced.spans import lasting, moment
+
+if TYPE_CHECKING:
+    from celery_once_fenced.policy import Policy
+
+__all__ = ["EVENTS", "Overview", "Takeover", "TaskRow", "overview", "takeovers"]
+
+EVENTS = 20_000
+"""Rows of the event table that are looked at, the newest."""
+TAKEOVERS = 10
+POISON_DAYS = 7
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskRow:
+    name: str
+    policy: Policy | None
+    census: TaskCensus
+    counters: Mapping[str, int]
+    hours: Mapping[str, Sequence[int]]
+    taken_over: int = 0
+    in_doubt: int = 0
+
+    @property
+    def tier(self) -> str:
+        return self.policy.tier if self.policy else ""
+
+    @property
+    def tier_name(self) -> Any:
+        return tiers.NAMES.get(self.tier, "")
+
+    @property
+    def oldest(self) -> datetime | None:
+        return moment(self.census.oldest or 0.0)
+
+    @property
+    def oldest_age(self) -> str:
+        age = self._age
+        return "" if age is None else lasting(age)
+
+    @property
+    def overdue(self) -> bool:
+        """Its oldest hold is far older than its runs ever were."""
+        if self.census.oldest is None:
+            return False
+        oldest = Hold("r", "", "", "", "", self.census.oldest, 0.0, task=self.name)
+        return bool(audit.overdue([oldest], {self.name: self.counters}))
+
+    @property
+    def _age(self) -> float | None:
+        return None if self.oldest is None else max(0.0, (timezone.now() - self.oldest).total_seconds())
+
+    def quantile(self, share: float) -> float | None:
+        return hold_quantile(self.counters, share)
+
+    @property
+    def longest(self) -> float:
+        return self.counters.get(HOLD_MAX, 0) / 1000
+
+    @property
+    def bar(self) -> Bar | None:
+        """None where no run was measured, or the lease is not known."""
+        p50, p99 = self.quantile(0.5), self.quantile(0.99)
+        if p50 is None or p99 is None or self.policy is None:
+            return None
+        return bar(p50, p99, self.longest, self.policy.lease)
+
+    @property
+    def times(self) -> Mapping[str, str]:
+        """p50, p99, longest and lease, for people; empty where no run was measured."""
+        p50, p99 = self.quantile(0.5), self.quantile(0.99)
+        if p50 is None or p99 is None:
+            return {}
+        lease = lasting(self.policy.lease) if self.policy else ""
+        return {"p50": lasting(p50), "p99": lasting(p99), "longest": lasting(self.longest), "lease": lease}
+
+    @property
+    def sparkline(self) -> Sparkline:
+        return sparkline(self.hours)
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A fence that went from one holder to another, and what has become of the key."""
+
+    event: Event
+    entry: LedgerEntry | None
+
+    @property
+    def key(self) -> str:
+        return self.entry.key if self.entry else self.event.resource or ""
+
+    @property
+    def settled(self) -> bool:
+        return self.entry is not None and self.entry.state == State.SUCCEEDED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overview:
+    rows: Sequence[TaskRow] = ()
+    takeovers: Sequence[Takeover] = ()
+    parked: int = 0
+    """Keys that were given up after too many takeovers, in the last seven days."""
+    problems: Sequence[str] = field(default_factory=list)
+
+    def sum(self, name: str) -> int:
+        """A counter of the last 24 hours, of all tasks."""
+        return sum(sum(row.hours.get(name, ())) for row in self.rows)
+
+    @property
+    def in_doubt(self) -> int:
+        return sum(row.in_doubt for row in self.rows)
+
+    @property
+    def overdue(self) -> list[TaskRow]:
+        return [row for row in self.rows if row.overdue]
+
+
+def overview() -> Overview:
+    """Never raises for a store that is down: it then says so, and shows what the other one knows."""
+    problems: list[str] = []
+    leases = _asked(_leases, _Leases(), problems)
+    ledger = _asked(_ledger, _Ledger(), problems)
+    census, counters, hours = leases.census, leases.counters, leases.hours
+    policies = tiers.policies()
+    names = sorted({*policies, *census.tasks, *counters, *ledger.in_doubt, *ledger.taken_over} - {""})
+    rows = [
+        TaskRow(
+            name=name,
+            policy=policies.get(name),
+            census=census.tasks.get(name, TaskCensus()),
+            counters=counters.get(name, {}),
+            hours=hours.get(name, {}),
+            taken_over=ledger.taken_over[name],
+            in_doubt=ledger.in_doubt[name],
+        )
+        for name in names
+    ]
+    return Overview(
+        rows=rows, takeovers=ledger.takeovers, parked=ledger.parked, problems=list(dict.fromkeys(problems))
+    )
+
+
+def takeovers() -> Sequence[Takeover]:
+    """The latest; none where the database is down."""
+    return _asked(_ledger, _Ledger(), []).takeovers
+
+
+@dataclass(frozen=True, slots=True)
+class _Leases:
+    census: Census = field(default_factory=Census)
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    hours: Mapping[str, Hours] = field(default_factory=dict)
+
+
+def _leases() -> _Leases:
+    store = runtime.current().leases
+    return _Leases(store.census(), store.stats(), store.hours())
+
+
+@dataclass(frozen=True, slots=True)
+class _Ledger:
+    in_doubt: Counter[str] = field(default_factory=Counter)
+    taken_over: Counter[str] = field(default_factory=Counter)
+    parked: int = 0
+    takeovers: Sequence[Takeover] = ()
+
+
+def _asked(ask: Callable[[], Answer], otherwise: Answer, problems: list[str]) -> Answer:
+    try:
+        return ask()
+    except (OnceError, DatabaseError) as error:
+        problems.append(str(error).strip())
+        return otherwise
+
+
+def _ledger() -> _Ledger:
+    if not conf.has_fences():
+        return _Ledger()
+    with transaction.atomic(using=conf.alias()):  # an error must not spoil a transaction of the request
+        newest = Event.objects.using(conf.alias()).aggregate(newest=Max("id"))["newest"] or 0
+        recent = Event.objects.using(conf.alias()).filter(id__gt=newest - EVENTS)
+        taken_over = recent.filter(kind="fence.taken_over")
+        since = timezone.now() - timedelta(days=POISON_DAYS)
+        doubtful = LedgerEntry.objects.using(conf.alias()).filter(state=State.IN_DOUBT)
+        return _Ledger(
+            _counted(doubtful.values_list("task_name").annotate(number=Count("pk"))),
+            _counted(taken_over.values_list("task_name").annotate(number=Count("pk"))),
+            recent.filter(kind="ledger.exhausted", at__gt=since).count(),
+            _with_entries(taken_over.order_by("-id")[:TAKEOVERS]),
+        )
+
+
+def _counted(pairs: Iterable[tuple[Any, int]]) -> Counter[str]:
+    return Counter({name or "": number for name, number in pairs})
+
+
+def _with_entries(events: Iterable[Event]) -> Sequence[Takeover]:
+    found = list(events)
+    digests = [event.key_digest for event in found if event.key_digest]
+    entries = LedgerEntry.objects.using(conf.alias()).in_bulk(digests)
+    return [Takeover(event, entries.get(event.key_digest)) for event in found]
