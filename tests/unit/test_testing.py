@@ -374,6 +374,102 @@ def test_once_key_holds_another_key(once: Enforced, declare: Any, ran: list[Any]
     assert ran == [1]
 
 
+@pytest.fixture
+def last(once: Enforced, app: Celery, ran: list[Any]) -> Callable[..., Any]:
+    """Declares a task of one key for all arguments."""
+
+    def declare(body: Callable[[Any, int], Any] = lambda self, number: None, **options: Any) -> Any:
+        def run(self: Any, number: int) -> Any:
+            ran.append(number)
+            return body(self, number) or f"ran {number}"
+
+        name = f"kit.last{len(app.tasks)}"
+        task = app.task(
+            bind=True, base=SingletonTask, name=name, shared=False, lazy=False, once=Once(key=(), **options)
+        )
+        return task(run)
+
+    return declare
+
+
+def test_replace_runs_the_newest(once: Enforced, last: Any, ran: list[Any]) -> None:
+    task = last(on_duplicate="replace")
+    with once.queueing():
+        results = [task.delay(number) for number in (1, 2, 3)]
+    assert [result.outcome.status for result in results] == ["enqueued", "replaced", "replaced"]
+    assert (ran, results[2].get()) == ([3], "ran 3")
+    assert [result.state for result in results] == ["REVOKED", "REVOKED", "SUCCESS"]
+
+
+def test_replace_runs_again_when_nothing_is_queued(once: Enforced, last: Any, ran: list[Any]) -> None:
+    task = last(on_duplicate="replace")
+    assert [task.delay(number).get() for number in (1, 2)] == ["ran 1", "ran 2"]
+
+
+def test_keep_last_runs_the_newest_arguments(once: Enforced, last: Any, ran: list[Any]) -> None:
+    task = last(on_duplicate="keep_last")
+    with once.queueing():
+        results = [task.delay(number) for number in (1, 2, 3)]
+    assert [result.outcome.status for result in results] == ["enqueued", "kept_last", "kept_last"]
+    assert (ran, [result.get() for result in results]) == ([3], ["ran 3"] * 3)
+    assert [task.delay(4).get(), ran] == ["ran 4", [3, 4]]  # what was kept has been forgotten
+
+
+def test_keep_last_while_it_runs(once: Enforced, last: Any, ran: list[Any]) -> None:
+    def call_again(self: Any, number: int) -> None:
+        if number == 1:
+            for later in (2, 3, 4):
+                self.delay(later)
+
+    last(call_again, on_duplicate="keep_last").delay(1)
+    assert ran == [1, 4]
+
+
+def test_a_kept_call_is_retried_with_its_own_arguments(once: Enforced, last: Any, ran: list[Any]) -> None:
+    def retry(self: Any, number: int) -> None:
+        if self.request.retries < 1:
+            raise self.retry(countdown=1)
+
+    task = last(retry, on_duplicate="keep_last")
+    with once.queueing():
+        task.delay(1)
+        task.delay(2)
+    assert ran == [2, 2]
+    assert_free(task.s(1))
+
+
+@pytest.mark.parametrize(("on_overflow", "state"), [("raise", "FAILURE"), ("drop", "REVOKED")])
+def test_too_many_wait(once: Enforced, last: Any, ran: list[Any], on_overflow: str, state: str) -> None:
+    task = last(unique="while_executing", max_deferred=2, on_overflow=on_overflow)
+    with once.hold(task.s(0)):
+        results = [task.delay(number) for number in (1, 2, 3)]
+        assert [result.state for result in results] == ["PENDING", "PENDING", state]
+    assert ran == [1, 2]
+
+
+def test_apply_many(once: Enforced, declare: Any, ran: list[Any]) -> None:
+    task = declare()
+    with once.hold(task.s(2)):
+        results = task.apply_many([((1,), {}), ((2,), {}), ((), {"number": 3}), ((1, 2, 3), {})])
+    assert [result.outcome and result.outcome.status for result in results] == [
+        "enqueued",
+        "duplicate",
+        "enqueued",
+        None,
+    ]
+    assert (ran, results[0].get()) == ([1, 3], "ran 1")
+    assert_suppressed(results[1])
+    with pytest.raises(TypeError):
+        results[3].get()
+
+
+def test_apply_many_claims_before_it_publishes(once: Enforced, declare: Any, ran: list[Any]) -> None:
+    task = declare()
+    first, second = task.apply_many([((1,), {}), ((1,), {})])
+    assert_suppressed(second, by=first)
+    assert (ran, second.get()) == ([1], "ran 1")
+
+
 # --- retries, callbacks, canvas ---------------------------------------------------------------------------------------
 
 
