@@ -60,6 +60,7 @@ from celery_once_fenced.stores.listing import (
     HoldPage,
     HoldQuery,
     Listed,
+    Surroundings,
     TaskCensus,
 )
 
@@ -107,6 +108,7 @@ __all__ = [
     "Start",
     "StartAnswer",
     "Started",
+    "Surroundings",
     "TaskCensus",
     "Transaction",
     "Verdict",

@@ -22,6 +22,7 @@ __all__ = [
     "HoldQuery",
     "Hours",
     "Listed",
+    "Surroundings",
     "TaskCensus",
 ]
 
@@ -109,11 +110,37 @@ class Census:
         return sum(task.queued + task.running for task in self.tasks.values())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is known of one key beside who holds it.  Moments are unix time, by the store's clock."""
+
+    waiting: int = 0
+    """Messages in the line of the key (D3)."""
+    waiting_since: float | None = None
+    """When the first of them began to wait; of very many, of some."""
+    refused: int = 0
+    """Calls that the key refused in a row since it last ran."""
+    kept_at: float | None = None
+    """When the newest call was made whose arguments are kept, for the queued call or the running one (E13b)."""
+    newest_task: str = ""
+    """Task id of the newest call that was started, where calls are ordered (E13)."""
+    newest_at: float | None = None
+    """When that call was made, or the kept one that it ran with."""
+    unconfirmed: str = ""
+    """Delivery id of a replacement whose publish is not confirmed (E13a)."""
+    displaced_task: str = ""
+    """Task id of the queued call that it displaced."""
+
+
 class HoldListing(Protocol):
     """The reading half of a lease store, for people and metrics.  Never walks the keyspace: no ``KEYS``, no ``SCAN`` (E19)."""
 
     def look(self, digest: str) -> list[Hold]:
         """The occupied slots of one key: none, q, r or both (not the twin guards, which ``holds`` lists)."""
+        ...
+
+    def surroundings(self, digest: str) -> Surroundings:
+        """What else is known of one key, for people: nothing is decided by it."""
         ...
 
     def holds(self) -> Iterator[Hold]:

@@ -15,8 +15,11 @@ from celery_once_fenced.stores.listing import (
     HoldQuery,
     Hours,
     Listed,
+    Surroundings,
     TaskCensus,
 )
+from celery_once_fenced.stores.memory_line import line_of
+from celery_once_fenced.stores.memory_order import displacement, last_kept, newest_started
 from celery_once_fenced.stores.memory_state import HOUR, Held, State
 
 __all__ = ["MemoryListing"]
@@ -32,6 +35,23 @@ class MemoryListing:
         with self._lock:
             slots = (self._state.occupant("q", digest), self._state.occupant("r", digest))
             return [self._state.shown(held) for held in slots if held is not None]
+
+    def surroundings(self, digest: str) -> Surroundings:
+        with self._lock:
+            state = self._state
+            line, aside = line_of(state, digest), displacement(state, digest)
+            started, (kept, _) = newest_started(state, digest), last_kept(state, digest)
+            waits = min((since for _, since in line.values()), default=None)
+            return Surroundings(
+                waiting=len(line),
+                waiting_since=None if waits is None else waits / 1000,
+                refused=state.noted("streak", digest) or 0,
+                kept_at=kept / 1_000_000 if kept else None,
+                newest_task=started.hold.task_id if started else "",
+                newest_at=started.seq / 1_000_000 if started else None,
+                unconfirmed=aside.delivery if aside else "",
+                displaced_task=aside.q.hold.task_id if aside and aside.q else "",
+            )
 
     def holds(self) -> Iterator[Hold]:
         with self._lock:

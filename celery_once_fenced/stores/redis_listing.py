@@ -23,10 +23,19 @@ from celery_once_fenced.stores.listing import (
     HoldQuery,
     Hours,
     Listed,
+    Surroundings,
     TaskCensus,
 )
 from celery_once_fenced.stores.redis_link import Command, RedisLink, script
-from celery_once_fenced.stores.redis_values import add_counters, decode, encode, parse_hold, parse_member
+from celery_once_fenced.stores.redis_values import (
+    MICROSECOND,
+    add_counters,
+    decode,
+    encode,
+    number,
+    parse_hold,
+    parse_member,
+)
 
 __all__ = ["BUCKETS", "RedisListing"]
 
@@ -48,6 +57,21 @@ class RedisListing:
     def look(self, digest: str) -> list[Hold]:
         (found,) = self._link.ask(script("look").call(self._bucket(digest), digest))
         return [parse_hold(slot, digest, value, left) for slot, value, left in found]
+
+    def surroundings(self, digest: str) -> Surroundings:
+        (told,) = self._link.ask(script("surroundings").call(self._bucket(digest), digest))
+        waiting, since, refused, kept, started, unconfirmed, displaced = told
+        newest = parse_hold("q", digest, started, 0) if started else None
+        return Surroundings(
+            waiting=waiting,
+            waiting_since=number(since) / 1000 if since else None,
+            refused=number(refused),
+            kept_at=number(kept) * MICROSECOND or None,
+            newest_task=newest.task_id if newest else "",
+            newest_at=newest.since if newest else None,
+            unconfirmed=decode(unconfirmed),
+            displaced_task=parse_hold("q", digest, displaced, 0).task_id if displaced else "",
+        )
 
     def holds(self) -> Iterator[Hold]:
         for digit in BUCKETS:
@@ -90,8 +114,8 @@ class RedisListing:
         for _, *rows in self._of_all("hours", HOURS, *HOURLY):
             for task, numbers in rows:
                 counted = total[decode(task)]
-                for place, number in enumerate(numbers.split(",")):
-                    counted[place] += int(number) if number.isdecimal() else 0
+                for place, text in enumerate(numbers.split(",")):
+                    counted[place] += int(text) if text.isdecimal() else 0
         return {
             task: {counter: counted[place :: len(HOURLY)] for place, counter in enumerate(HOURLY)}
             for task, counted in total.items()

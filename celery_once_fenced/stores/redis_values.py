@@ -14,6 +14,7 @@ from celery_once_fenced.stores.counters import HOLD_MAX
 
 __all__ = [
     "MAX_TEXT",
+    "MICROSECOND",
     "add_counters",
     "decode",
     "encode",

@@ -1,0 +1,31 @@
+-- What is known of one key beside who holds it, for people.  ARGV  1 digest
+-- Answers {waiters, since of the first in unix ms or "", refusals in a row, number of the kept call or 0,
+--          value of the newest started call or "", delivery of an unconfirmed replacement or "", q value it displaced}.
+-- Changes nothing.
+
+local digest = ARGV[1]
+local waiting = bucket .. 'waiting:' .. digest
+local LOOKED_AT = 1000
+
+local function first_since()
+  local first
+  for _, member in ipairs(redis.pcall('ZRANGEBYSCORE', waiting, '(' .. now, '+inf', 'LIMIT', 0, LOOKED_AT)) do
+    local since = member:match('|(%d+)$')
+    if since and #since <= MICROSECONDS and (not first or tonumber(since) < first) then
+      first = tonumber(since)
+    end
+  end
+  return first and whole(first) or ''
+end
+
+local waiters = redis.pcall('ZCOUNT', waiting, '(' .. now, '+inf')
+local started, aside = newest_started(digest), displacement(digest)
+return {
+  type(waiters) == 'number' and waiters or 0,
+  first_since(),
+  text_of('streak', digest) or 0,
+  whole((last_kept(digest))),
+  started and started.value or '',
+  aside and aside.delivery or '',
+  aside and aside.value or '',
+}
