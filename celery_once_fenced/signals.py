@@ -8,6 +8,7 @@ tasks begin to sweep the outbox (L9).
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from celery import current_app, signals, states
@@ -42,8 +43,13 @@ def _on_postrun(task: Any = None, state: Any = None, retval: Any = None, **_: An
 
 
 def _is_over(state: Any, retval: Any) -> bool:
-    """Never without a state (cold shutdown gives the message back), never on a message given back (E8b)."""
-    return state in SETTLED_STATES and not (isinstance(retval, Reject) and retval.requeue)
+    """Never without a state (cold shutdown gives the message back), never on a message given back (E8b).
+
+    Celery says SUCCESS as soon as the body has returned; its process may be told to exit before the result is out.
+    """
+    if isinstance(retval, Reject) and retval.requeue:
+        return False
+    return state in SETTLED_STATES and (sys.exception() is None or isinstance(sys.exception(), Exception))
 
 
 def _settle(task: Any, passage: Passage, *, ended: bool) -> None:
