@@ -138,7 +138,7 @@ def _call_itself(self: Any, stage: Stage, label: str, _: str) -> Any:
     return self(label)
 
 
-VERBS: Mapping[str, Callable[[Any, Stage, str, str], Any]] = {
+VERBS: dict[str, Callable[[Any, Stage, str, str], Any]] = {
     "hold": _hold,
     "sleep": _sleep,
     "retry": _retry,

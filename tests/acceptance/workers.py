@@ -177,7 +177,11 @@ class Site:
     ) -> tuple[Trial, dict[str, Any]]:
         """Call a task and catch its message before any worker sees it: to be delivered by :meth:`deliver`, or not."""
         trial = self.begin(name, *acts, variant=variant, queue=PARKED, **options)
-        return trial, json.loads(str(self.redis.lpop(f"{self.name}.{PARKED}")))
+        return trial, self.caught()
+
+    def caught(self) -> dict[str, Any]:
+        """The message of the last call to the queue ``parked``, which no worker has seen."""
+        return dict(json.loads(str(self.redis.lpop(f"{self.name}.{PARKED}"))))
 
     def idle(self) -> bool:
         """Nothing waits in the queue and nothing is unacknowledged."""
