@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from celery_once_fenced import outbox, runtime
 from celery_once_fenced.durations import Duration, parse_duration
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.events import emit
+from celery_once_fenced.explanation import Explanation
 from celery_once_fenced.ledger import Encoded
-from celery_once_fenced.outcome import moment_of
-from celery_once_fenced.stores import HeldFence, Hold, LedgerStore, OutboxMessage, Resolution, Slot
+from celery_once_fenced.stores import HeldFence, LedgerStore, OutboxMessage, Resolution, Slot
 
 __all__ = ["Explanation", "explain", "find", "forget", "release", "resolve"]
 
@@ -29,29 +28,6 @@ STATES: Mapping[str, Literal["succeeded", "failed", "retryable"]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Who holds a key, why and until when: in data, and as a sentence (``str(explanation)``)."""
-
-    key: str
-    digest: str
-    holds: tuple[Hold, ...]
-    """Slots in Redis: queued (q) and running (r)."""
-    fences: tuple[HeldFence, ...]
-    """Fences in Postgres that are held for this key, or have lapsed."""
-    entry: Mapping[str, Any] | None
-    """The ledger entry by column, where the correctness tier knows the key."""
-    unknown: str = ""
-    """Why fence and ledger could not be asked; empty where they were."""
-
-    def __str__(self) -> str:
-        parts = [_hold_sentence(hold) for hold in self.holds]
-        parts += [_fence_sentence(fence) for fence in self.fences]
-        parts += [_entry_sentence(self.entry)] if self.entry is not None else []
-        parts += [f"fence and ledger are not known, {self.unknown}"] if self.unknown else []
-        return f"{self.key}: " + ("; ".join(parts) if parts else "held by nobody, a call runs at once") + "."
-
-
 def explain(key: str) -> Explanation:
     """Who holds ``key``, why, and until when.
 
@@ -64,14 +40,15 @@ def explain(key: str) -> Explanation:
     """
     here = runtime.current()
     digest, text = find(here, key)
-    holds = tuple(here.leases.look(digest))
+    holds, around = tuple(here.leases.look(digest)), here.leases.surroundings(digest)
     if here.ledger is None:
-        return Explanation(text, digest, holds, (), None)
+        return Explanation(text, digest, holds, around)
     try:
         fences = tuple(fence for fence in here.ledger.fences() if _is_of(fence, digest, text))
-        return Explanation(text, digest, holds, fences, here.ledger.look(bytes.fromhex(digest)))
+        entry = here.ledger.look(bytes.fromhex(digest))
     except StoreUnavailableError as error:
-        return Explanation(text, digest, holds, (), None, unknown=str(error))
+        return Explanation(text, digest, holds, around, unknown=str(error))
+    return Explanation(text, digest, holds, around, fences, entry)
 
 
 def find(here: runtime.Runtime, key: str) -> tuple[str, str]:
@@ -213,31 +190,3 @@ def _ledger(here: runtime.Runtime) -> LedgerStore:
     if here.ledger is None:
         raise ConfigError("there is no ledger: name a database in the setting once_fenced")
     return here.ledger
-
-
-# --- sentences --------------------------------------------------------------------------------------------------------
-
-
-def _at(since: float) -> str:
-    moment = moment_of(since)
-    return "an unknown time" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _hold_sentence(hold: Hold) -> str:
-    if hold.slot == "q":
-        return f"queued by task {hold.task_id} since {_at(hold.since)}, for {hold.left:.0f} s more unless it runs"
-    where = f" on {hold.worker}" if hold.worker else ""
-    return f"running in task {hold.task_id}{where} since {_at(hold.since)}, lease left {hold.left:.1f} s"
-
-
-def _fence_sentence(fence: HeldFence) -> str:
-    until = (
-        f"for {fence.left:.1f} s more"
-        if fence.left > 0
-        else f"lapsed {-fence.left:.1f} s ago, free to be taken over"
-    )
-    return f"fence {fence.resource} held with token {fence.token} by task {fence.task_id} on {fence.worker}, {until}"
-
-
-def _entry_sentence(entry: Mapping[str, Any]) -> str:
-    return f"recorded as {entry['state']} by task {entry['task_id']}, attempt {entry['attempt']}, token {entry['token']}"

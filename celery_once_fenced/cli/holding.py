@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -23,11 +24,13 @@ COLUMNS = ("key", "task", "slot", "task_id", "worker", "token", "since", "left",
 @command()
 def leases(as_json: bool) -> None:
     """List what is held now: queued (q), running (r) and fences."""
-    if not as_json:
-        print_table(COLUMNS, _rows())
-        return
-    for row in _rows():
-        print_json(row)
+    if as_json:
+        for row in _rows():
+            print_json(row)
+    elif rows := list(_rows()):
+        print_table(COLUMNS, rows)
+    else:
+        click.echo("nothing is held")
 
 
 @command()
@@ -44,6 +47,7 @@ def explain(key: str, as_json: bool) -> None:
             "digest": explanation.digest,
             "text": str(explanation),
             "held": [*map(_hold_row, explanation.holds), *map(_fence_row, explanation.fences)],
+            "around": asdict(explanation.around),
             "entry": explanation.entry,
         }
     )

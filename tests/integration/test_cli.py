@@ -21,7 +21,7 @@ from celery_once_fenced.cli import once
 from celery_once_fenced.keys import Key, new_id
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.runtime import Runtime, runtime_of
-from celery_once_fenced.stores import Enqueue, Held, Start
+from celery_once_fenced.stores import Defer, Enqueue, Held, Start
 from celery_once_fenced.stores.postgres import schema_sql
 from tests.fixtures.ledger import claim_of, operation
 
@@ -113,7 +113,8 @@ def test_leases_are_one_json_object_a_line(app: Celery, holder: str) -> None:
 
 def test_nothing_held_is_no_error(app: Celery) -> None:
     assert run(app, "leases", "--json").output == ""
-    assert run(app, "leases").exit_code == 0
+    result = run(app, "leases")
+    assert (result.exit_code, result.output) == (0, "nothing is held\n")
 
 
 # --- explain ----------------------------------------------------------------------------------------------------------
@@ -130,6 +131,18 @@ def test_explain_as_json(app: Celery, holder: str) -> None:
     (found,) = rows(run(app, "explain", KEY.text, "--json"))
     assert (found["key"], found["digest"], found["entry"]) == (KEY.text, KEY.digest, None)
     assert [held["holder"] for held in found["held"]] == [holder]
+    assert (found["around"]["waiting"], found["around"]["refused"]) == (0, 0)
+
+
+def test_explain_tells_what_the_key_refused_and_who_waits_for_it(
+    app: Celery, runtime: Runtime, holder: str
+) -> None:
+    span = SPANS["until_executed"]
+    runtime.leases.enqueue(Enqueue(KEY, "shop.feed", span, "d3", "t3", 3600.0))
+    runtime.leases.defer(Defer(KEY, "shop.feed", span, "d4", 3600.0, limit=100, believed=60.0))
+    told = run(app, "explain", KEY.text).output
+    assert "1 message waits for its turn, the first since" in told
+    assert "1 call refused in a row since it last ran" in told
 
 
 def test_unknown_key_is_wrong_usage(app: Celery) -> None:
