@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -14,7 +13,7 @@ from celery_once_fenced.cli.group import ACTOR, REASON, command
 from celery_once_fenced.cli.output import Duration, note, print_json, print_table
 from celery_once_fenced.errors import StoreUnavailableError
 from celery_once_fenced.outcome import moment_of
-from celery_once_fenced.stores import HeldFence, Hold
+from celery_once_fenced.stores import HeldFence, Hold, Surroundings
 
 __all__: list[str] = []
 
@@ -47,7 +46,7 @@ def explain(key: str, as_json: bool) -> None:
             "digest": explanation.digest,
             "text": str(explanation),
             "held": [*map(_hold_row, explanation.holds), *map(_fence_row, explanation.fences)],
-            "around": asdict(explanation.around),
+            "around": _around_row(explanation.around),
             "entry": explanation.entry,
         }
     )
@@ -132,6 +131,19 @@ def _fence_row(fence: HeldFence) -> dict[str, Any]:
     }
 
 
-def _moment(seconds: float) -> str | None:
-    moment = moment_of(seconds)
+def _around_row(around: Surroundings) -> dict[str, Any]:
+    return {
+        "waiting": around.waiting,
+        "waiting_since": _moment(around.waiting_since),
+        "refused": around.refused,
+        "kept_at": _moment(around.kept_at),
+        "newest_task": around.newest_task,
+        "newest_at": _moment(around.newest_at),
+        "unconfirmed": around.unconfirmed,
+        "displaced_task": around.displaced_task,
+    }
+
+
+def _moment(seconds: float | None) -> str | None:
+    moment = None if seconds is None else moment_of(seconds)
     return None if moment is None else moment.isoformat(timespec="seconds")
