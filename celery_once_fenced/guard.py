@@ -83,13 +83,19 @@ class Guard:
 
     def _run_started(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:
         began, end = self._clock(), self._ending(ex, kept)
+        ran: list[float] = []  # since when, where the body was entered: only then is its time worth measuring
+
+        def noted(grant: Grant) -> object:
+            ran.append(began)
+            return body(grant)
+
         try:
             with self._keeping(kept):
-                result = self._work(ex, kept, body)
+                result = self._work(ex, kept, noted)
         except BaseException as error:
-            self._end(kept, self._end_after_error(ex, end, error), began)
+            self._end(kept, self._end_after_error(ex, end, error), *ran[:1])
             raise
-        self._end(kept, self._end_after(ex, end, result), began if isinstance(result, Returned) else None)
+        self._end(kept, self._end_after(ex, end, result), *ran[:1])
         return result
 
     def _work(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:

@@ -80,9 +80,17 @@ def audit_(as_json: bool) -> None:
             print_json(asdict(row))
         return
     print_table(AUDIT, map(_audit_row, rows))
+    for text, tasks in _by_advice(rows).items():
+        click.echo(f"{', '.join(tasks)}: {text}")
+
+
+def _by_advice(rows: Sequence[Audited]) -> dict[str, list[str]]:
+    """What several tasks need is said once."""
+    found: dict[str, list[str]] = {}
     for row in rows:
         for advice in row.advice:
-            click.echo(f"{row.task}: {advice.text}")
+            found.setdefault(advice.text, []).append(row.task)
+    return found
 
 
 def _guarded_tables(here: runtime.Runtime) -> Sequence[GuardedTable]:
