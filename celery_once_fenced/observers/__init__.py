@@ -1,1 +1,1 @@
-"""Observers that turn events into logs and, later, into what else people watch.  Each is imported when asked for."""
+"""Observers that turn events and counters into what people watch: logs, traces, metrics.  Each is imported when asked for."""

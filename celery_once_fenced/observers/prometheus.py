@@ -14,6 +14,8 @@ is no end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -25,6 +27,8 @@ from celery_once_fenced.stores.counters import COUNTERS, HOLD_BOUNDS, HOLD_FIELD
 __all__ = ["OnceCollector", "exposition"]
 
 PREFIX = "once_fenced"
+_registered: WeakSet[Any] = WeakSet()
+"""Apps whose tasks are known to be registered."""
 SLOTS = {"q": "queued", "r": "running"}
 
 
@@ -45,8 +49,16 @@ class OnceCollector:
     def collect(self) -> Iterator[Metric]:
         source = self._source()
         figures = read(source)
+        _register_tasks(source.app)
         leases = {subject.task: subject.lease for subject in subjects(source.app, figures)}
         return _families(figures, leases, has_ledger=source.ledger is not None)
+
+
+def _register_tasks(app: Any) -> None:
+    """Import the modules of tasks, as a worker does: in a web process some may be missing until they are called."""
+    if app not in _registered:
+        app.loader.import_default_modules()
+        _registered.add(app)
 
 
 def exposition(source: Callable[[], Source], accept: str = "") -> tuple[bytes, str]:

@@ -15,6 +15,7 @@ from celery_once_fenced.doctor import Finding, also, at_start, examine, examine_
 from celery_once_fenced.doctor import servers as rules
 from celery_once_fenced.doctor.finding import named
 from celery_once_fenced.doctor.servers import Clock, LeaseFacts
+from celery_once_fenced.errors import ConfigError
 from celery_once_fenced.keys import Key, new_id
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.runtime import runtime_of
@@ -291,6 +292,17 @@ def test_a_database_that_cannot_be_fenced_is_an_error(changes: dict[str, Any], w
 def test_a_database_that_does_not_answer_is_an_error(app: Celery) -> None:
     app.conf.once_fenced = {**app.conf.once_fenced, "postgres_url": "postgresql://127.0.0.1:1/none"}
     assert the(app).id == "E024"
+
+
+def test_an_alias_that_cannot_be_fenced_is_an_error(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NotPostgres:
+        alias = "files"
+
+        def conninfo(self) -> dict[str, Any]:
+            raise ConfigError("fencing needs PostgreSQL, but the alias 'files' is sqlite")
+
+    monkeypatch.setattr("celery_once_fenced.runtime._database_factory", lambda _alias: NotPostgres())
+    assert (the(app).id, "sqlite" in the(app).text) == ("E003", True)
 
 
 def test_a_database_without_the_schema_is_an_error_and_with_an_old_one_a_warning(

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from celery import Celery
+from celery import Celery, signals
 from django.contrib.auth.models import Permission, User
 from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
@@ -171,6 +171,18 @@ def test_a_store_that_does_not_answer_is_down_and_the_other_is_told(
     assert (found["once_fenced_up", store], found["once_fenced_up", up]) == (0, 1)
     assert (("once_fenced_granted_total", "shop.feed") in found) is (store == "postgres")
     assert (("once_fenced_unpublished_messages",) in found) is (store == "redis")
+
+
+def test_tasks_are_imported_once_before_their_leases_are_told(app: Celery) -> None:
+    imported: list[Celery] = []
+
+    def importing(sender: Celery, **_: Any) -> None:
+        imported.append(sender)
+
+    signals.import_modules.connect(importing)
+    scrape(app)
+    scrape(app)
+    assert imported == [app]
 
 
 # --- how they are named -----------------------------------------------------------------------------------------------
