@@ -103,7 +103,7 @@ class Load:
     def _let_fail(self, workers: Sequence[CeleryWorker]) -> Faults:
         from django.conf import settings
 
-        faults = Faults(self.story, self.gateway, workers, os.environ[POSTGRES_VARIABLE])
+        faults = Faults(self.story, self.gateway, workers, os.environ[POSTGRES_VARIABLE], self.task == FENCED)
         first, second, third = (self.orders[len(self.orders) * part // 8] for part in (1, 3, 5))
         forgotten = [str(settings.CELERY_ONCE_FENCED["redis_url"]), settings.CELERY_RESULT_BACKEND]
         side_by_side(
@@ -133,13 +133,18 @@ class Load:
     def _drain(self) -> None:
         from django.conf import settings
 
-        from example_project.load_counts import pending
+        from example_project.load_counts import pending, unfinished
 
-        with redis.Redis.from_url(settings.CELERY_BROKER_URL) as broker:
+        with redis.Redis.from_url(settings.CELERY_BROKER_URL, decode_responses=True) as broker:
+
+            def left() -> dict[str, int]:
+                messages = {"queued": broker.llen("celery"), "unacknowledged": broker.hlen("unacked")}
+                return {name: count for name, count in {**messages, **pending()}.items() if count}
+
             until(
-                lambda: not (broker.llen("celery") or broker.hlen("unacked") or pending()),
+                lambda: not left(),
                 DRAIN_SECONDS,
-                "the queue is not empty",
+                lambda: f"it did not come to rest ({left()}, {unfinished()})",
             )
 
 

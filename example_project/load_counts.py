@@ -12,7 +12,7 @@ from django.db.models import Sum
 from example_project.gateway import GatewayLog
 from example_project.shop.models import Account, Order
 
-__all__ = ["BALANCE", "Counts", "Fleet", "deadlocks", "pending", "table"]
+__all__ = ["BALANCE", "Counts", "Fleet", "deadlocks", "pending", "table", "unfinished"]
 
 BALANCE = 100_000
 
@@ -112,6 +112,14 @@ def pending() -> Mapping[str, int]:
         "fences held": Fence.objects.exclude(expires_at=None).count(),
     }
     return {name: count for name, count in found.items() if count}
+
+
+def unfinished() -> list[str]:
+    """The entries that have not succeeded, in words."""
+    from django_celery_once_fenced.models import LedgerEntry
+
+    entries = LedgerEntry.objects.exclude(state="succeeded")
+    return [f"{entry.key}: {entry.state} in attempt {entry.attempt}, {entry.error}" for entry in entries]
 
 
 def deadlocks() -> int:

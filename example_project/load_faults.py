@@ -34,12 +34,16 @@ VICTIM = """
 
 @dataclass
 class Faults:
-    """The faults of one load.  ``hit``: those that came about.  ``evicted``: the frozen worker lost its session."""
+    """The faults of one load.  ``hit``: those that came about.  ``evicted``: the frozen worker lost its session.
+
+    ``fenced``: whether the frozen worker's work must be done by another before it wakes.
+    """
 
     story: Story
     gateway: Gateway
     workers: Sequence[CeleryWorker]
     postgres_url: str
+    fenced: bool
     hit: set[str] = field(default_factory=set)
     evicted: bool = False
 
@@ -54,7 +58,7 @@ class Faults:
         self.story.tell(f"order {order} is charged but not answered: its worker's child is killed (SIGKILL)")
 
     def freeze(self, order: int, is_over: Callable[[], bool], limit: float) -> Steps:
-        """SIGSTOP a worker in its transaction, until another took over."""
+        """SIGSTOP a worker in its transaction, until another took over; where nothing evicts it, for ``limit`` at most."""
         with self._locked(order) as lock:
             while (victim := _waiting(lock)) is None:
                 yield
@@ -64,12 +68,16 @@ class Faults:
         deadline = time.monotonic() + limit
         while not is_over() and time.monotonic() < deadline:
             yield
-        if is_over():
+        if is_over() or not self.fenced:
             self.hit.add("freeze")
             self.evicted = self._has_ended(victim[0])
-            its_session = "ended the frozen session and did its work" if self.evicted else "is at work too"
-            self.story.tell(f"the other worker {its_session}; {worker.node} wakes (SIGCONT)")
+            self.story.tell(f"the other worker {self._does(is_over())}; {worker.node} wakes (SIGCONT)")
         worker.resume()
+
+    def _does(self, the_work: bool) -> str:
+        if self.evicted:
+            return "ended the frozen session and did its work"
+        return "is at work too" if the_work else "waits for rows that the frozen one has locked"
 
     def terminate(self, order: int) -> Steps:
         """End the session of a body that is in its transaction."""

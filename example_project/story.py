@@ -70,9 +70,13 @@ def stage(story: Story) -> Iterator[Servers]:
             running.drop_database(name)
 
 
-def until(condition: Callable[[], bool], seconds: float, problem: str) -> None:
-    """Wait until the condition holds.  Raises ``TimeoutError`` with the problem."""
-    wait_until(condition, seconds, lambda: TimeoutError(f"{problem} within {seconds:g} s"))
+def until(condition: Callable[[], bool], seconds: float, problem: str | Callable[[], str]) -> None:
+    """Wait until the condition holds.  Raises ``TimeoutError`` with the problem, which may be looked for only then."""
+
+    def failure() -> TimeoutError:
+        return TimeoutError(f"{problem() if callable(problem) else problem} within {seconds:g} s")
+
+    wait_until(condition, seconds, failure)
 
 
 def _migrate(story: Story) -> None:
