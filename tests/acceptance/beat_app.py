@@ -21,7 +21,7 @@ from celery_once_fenced import FencedTask, Once, SingletonTask
 from tests.acceptance.app import SETTINGS
 from tests.acceptance.stage import Stage
 
-PERIOD = 2.0
+PERIOD = 3.0
 """Seconds between two ticks.  A crontab's least would be a minute."""
 WINDOW = PERIOD / 2
 """Longer than the beats lie apart, and short enough to end before the next tick."""
@@ -35,14 +35,17 @@ ONCE: Mapping[str, Once] = {
     "due": Once(key=("group", "due"), unique="until_expired", window="1h"),
     "raising": Once(key=("group",), unique="until_expired", window=WINDOW, on_duplicate="raise"),
     "skipping": Once(key=("group",), lease=10),
+    "once_more": Once(key=("group",), lease=10, unique="until_and_while_executing"),
+    "keeping_last": Once(key=("group",), lease=10, on_duplicate="keep_last"),
     "fenced": Once(key=("group",), fingerprint=(), replay_for=WINDOW),
     "nearly": Once(key=("group",), unique="until_expired", window=NEARLY),
     "fenced_nearly": Once(key=("group",), fingerprint=(), replay_for=NEARLY),
     "fenced_due": Once(key=("group", "due"), fingerprint=(), replay_for="1d"),
 }
 """The recipes by the name of their task; ``bare`` and ``overlapping`` have none."""
+LONG_RUNNING = ("skipping", "once_more", "keeping_last")
 LONG = 1.5 * PERIOD
-"""Seconds that a body runs which is not done at the next tick."""
+"""Seconds that a body of these runs, which is not done at the next tick."""
 
 
 class Ticks(schedule):
@@ -69,8 +72,8 @@ def due() -> float:
 
 
 def tick(self: Any, group: str, due: float, sent: float, beat: str) -> None:
-    """Note which tick this is, and when which beat sent it."""
-    Stage.of(self.app).note(label(group, self.name), json.dumps([due, sent, beat]), self.request)
+    """Note which tick this is, which beat sent it when, and that it runs now."""
+    Stage.of(self.app).note(label(group, self.name), json.dumps([due, sent, beat, time.time()]), self.request)
 
 
 def long_tick(self: Any, group: str, due: float, sent: float, beat: str) -> None:
@@ -79,6 +82,7 @@ def long_tick(self: Any, group: str, due: float, sent: float, beat: str) -> None
     number = stage.enter(name, self.request)
     time.sleep(LONG)
     stage.note(name, "returned", run=number)
+    stage.note(f"{name}.sent", json.dumps(sent), run=number)
 
 
 def label(group: str, name: str) -> str:
@@ -93,7 +97,7 @@ def build(settings: Mapping[str, Any]) -> Celery:
     app.task(name="overlapping", **options)(long_tick)
     for name, once in ONCE.items():
         base = FencedTask if name.startswith("fenced") else SingletonTask
-        body = long_tick if name == "skipping" else tick
+        body = long_tick if name in LONG_RUNNING else tick
         app.task(name=name, base=base, once=once, **options)(body)
     return app
 

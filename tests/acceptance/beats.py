@@ -9,7 +9,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from tests.acceptance.app import SETTINGS
 from tests.acceptance.beat_app import BEAT, GROUPS, PERIOD, WINDOW, label
@@ -49,6 +49,15 @@ def begun(process: Worker) -> Worker:
     return process
 
 
+class Tick(NamedTuple):
+    """One run.  Times are of the wall clock."""
+
+    due: float
+    sent: float
+    beat: str
+    ran: float
+
+
 class Journal:
     """What has run of one group: tick by tick."""
 
@@ -56,40 +65,48 @@ class Journal:
         self._site = site
         self._group = group
 
-    def of(self, task: str) -> list[tuple[float, float, str]]:
-        """Due, sent and beat of each run of a task."""
+    def of(self, task: str) -> list[Tick]:
         notes = self._site.stage.journal(label(self._group, task))
-        return [tuple(json.loads(note.event)) for note in notes]  # type: ignore[misc]
+        return [Tick(*json.loads(note.event)) for note in notes]
 
     def runs(self, task: str) -> Counter[float]:
         """How often a task has run for each tick."""
-        return Counter(due for due, _, _ in self.of(task))
+        return Counter(tick.due for tick in self.of(task))
 
-    def clean(self) -> list[float]:
-        """The ticks that two beats sent as a recipe supposes: less than a window after they, and those before, were due.
+    def clean(self, task: str = "bare") -> list[float]:
+        """The ticks that went as a recipe supposes: two beats sent them, and they ran, less than a window after they, and
+        those before them, were due.
 
-        The bare task tells: it runs for each.  Of the ticks between the first and the last one, which may be half.
+        The bare task tells: it runs for each.  The last tick is left out, of which only a half may be there.
         """
         late: defaultdict[float, list[float]] = defaultdict(list)
         beats: defaultdict[float, set[str]] = defaultdict(set)
-        for due, sent, name in self.of("bare"):
-            late[due].append(sent - due)
-            beats[due].add(name)
+        for tick in self.of("bare"):
+            beats[tick.due].add(tick.beat)
+        for tick in [*self.of("bare"), *self.of(task)]:
+            late[tick.due].append(tick.ran - tick.due)
         on_time = {due for due in late if len(beats[due]) == 2 and max(late[due]) < WINDOW * 0.9}
-        return sorted(due for due in on_time if due - PERIOD in on_time and due + PERIOD in on_time)
+        return sorted(due for due in on_time if due - PERIOD in on_time and len(beats[due + PERIOD]) == 2)
 
-    def wait(self, ticks: int) -> list[float]:
-        """Wait for so many clean ticks; these."""
-        eventually(lambda: len(self.clean()) >= ticks, 60, f"{ticks} ticks of two beats")
-        return self.clean()
+    def times(self, task: str) -> set[int]:
+        """How often a task has run at each clean tick, as a set: of one number, if it was always as often."""
+        runs = self.runs(task)
+        return {runs[due] for due in self.clean(task)}
+
+    def wait(self, ticks: int, task: str = "bare", least: int = 1) -> set[int]:
+        """Wait for so many clean ticks, at each of which a task has run at least so often; how often it has."""
+        found: set[int] = set()
+
+        def enough() -> bool:
+            found.clear()
+            found.update(self.times(task))
+            return len(self.clean(task)) >= ticks and min(found) >= least
+
+        eventually(enough, 60, f"{ticks} ticks of two beats, with {least} runs of {task} or more")
+        return found
 
 
 def errors(process: Worker, *, of: str = "") -> list[str]:
     """Lines in a beat's log that tell of an error; only those of one entry if it is named."""
     lines = [line for line in process.log().splitlines() if "ERROR/" in line or "Couldn't apply" in line]
     return [line for line in lines if of in line]
-
-
-def times(runs: Mapping[Any, int], ticks: Sequence[float]) -> set[int]:
-    """How often a task has run at each of these ticks, as a set: of one number, if it was always as often."""
-    return {runs.get(due, 0) for due in ticks}

@@ -6,21 +6,24 @@ All recipes run at once, on one worker: ``bare`` is the control that runs twice 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from example_project.servers import Servers
-from tests.acceptance.beat_app import LONG, PERIOD
-from tests.acceptance.beats import APP, Journal, beat, begun, errors, times
+from tests.acceptance.beat_app import LONG, LONG_RUNNING, PERIOD
+from tests.acceptance.beats import APP, Journal, beat, begun, errors
 from tests.acceptance.workers import Site, Worker, eventually
 from tests.fixtures.ledger import ledger_at
 
-TICKS = 3
+TICKS = 2
 RECIPES = ["bare", "windowed", "due", "fenced", "fenced_due"]
-LONGER = ["overlapping", "skipping"]
+STRANGE = ["bare", "windowed", "fenced"]
+LONGER = ["overlapping", *LONG_RUNNING]
 RAISING = "raising"
 
 
@@ -51,8 +54,8 @@ def beats(
         def start(name: str, groups: Mapping[str, Any], app: str) -> Worker:
             return stack.enter_context(beat(site, name, directory, groups=groups, app=f"{APP}:{app}"))
 
-        mixed = {"mixed": RECIPES}
-        known, strange = {"known": [*RECIPES, *LONGER, RAISING]}, {"strange": [*RECIPES, *LONGER]}
+        known, strange = {"known": [*RECIPES, *LONGER, RAISING]}, {"strange": [*STRANGE, *LONGER]}
+        mixed = {"mixed": ["bare", "fenced_due"]}
         processes = {
             "known": start("known", {**known, **mixed}, "app"),
             "known_too": start("known_too", known, "app"),
@@ -66,47 +69,54 @@ def beats(
 @pytest.mark.parametrize("group", ["known", "mixed", "strange"])
 def test_a_bare_task_runs_twice_at_every_tick(beats: Beats, group: str) -> None:
     """The negative control of all the others."""
-    journal = beats.journal(group)
-    ticks = journal.wait(TICKS)
-    assert times(journal.runs("bare"), ticks) == {2}
+    assert beats.journal(group).wait(TICKS, "bare", least=2) == {2}
 
 
 @pytest.mark.parametrize("recipe", ["windowed", "due", "fenced", "fenced_due"])
 def test_beats_that_know_the_task(beats: Beats, recipe: str) -> None:
-    journal = beats.journal("known")
-    assert once_each(journal, recipe)
+    """Never two runs at a tick, and none is left out."""
+    assert beats.journal("known").wait(TICKS, recipe) == {1}
 
 
-@pytest.mark.parametrize("recipe", ["fenced", "fenced_due"])
-@pytest.mark.parametrize("group", ["mixed", "strange"])
+@pytest.mark.parametrize(("group", "recipe"), [("strange", "fenced"), ("mixed", "fenced_due")])
 def test_beats_that_do_not_know_the_task(beats: Beats, group: str, recipe: str) -> None:
     """Their messages have no header: the worker alone decides, and of the recipes only the ledger remembers."""
-    assert once_each(beats.journal(group), recipe)
+    assert beats.journal(group).wait(TICKS, recipe) == {1}
 
 
 def test_a_window_is_taken_where_the_task_is_known(beats: Beats) -> None:
     """A documented limit: where neither beat knows the task, nobody takes the window of ``until_expired``."""
-    journal = beats.journal("strange")
-    ticks = journal.wait(TICKS)
-    eventually(lambda: times(journal.runs("windowed"), ticks) == {2}, what="both runs of every tick")
-
-
-def once_each(journal: Journal, recipe: str) -> bool:
-    """One run at every clean tick: never two, and none is left out."""
-    ticks = journal.wait(TICKS)
-    eventually(lambda: min(times(journal.runs(recipe), ticks)) >= 1, what=f"a run of {recipe} at every tick")
-    return times(journal.runs(recipe), ticks) == {1}
+    assert beats.journal("strange").wait(TICKS, "windowed", least=2) == {2}
 
 
 # --- a body that is not done at the next tick -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("recipe", LONG_RUNNING)
 @pytest.mark.parametrize("group", ["known", "strange"])
-def test_skip_the_ticks_while_it_runs(beats: Beats, group: str) -> None:
-    """``until_executed``, the default: a tick is skipped when the call is made, or else by the worker (E14)."""
-    name = f"{group}.skipping"
-    eventually(lambda: ended(beats, name) >= 2, 20 * LONG, "two runs")
+def test_one_run_at_a_time(beats: Beats, group: str, recipe: str) -> None:
+    """When the call is made, or else by the worker, where beat does not know the task (E14)."""
+    name = f"{group}.{recipe}"
+    eventually(lambda: ended(beats, name) >= 3, 20 * LONG, "three runs")
     assert beats.site.stage.most_at_once(name) == 1
+
+
+def test_ticks_are_skipped_while_it_runs(beats: Beats) -> None:
+    """``until_executed``, the default: what runs was sent when nothing ran."""
+    assert min(distances(beats, "known.skipping")) > PERIOD
+
+
+@pytest.mark.parametrize("recipe", ["once_more", "keeping_last"])
+def test_a_tick_that_came_meanwhile_is_made_up_for(beats: Beats, recipe: str) -> None:
+    """The next run begins where the last one ended, and was sent before."""
+    assert min(distances(beats, f"known.{recipe}", runs=4)) < LONG
+
+
+def distances(beats: Beats, name: str, runs: int = 3) -> list[float]:
+    """Seconds between the calls of a task that have run, in order."""
+    eventually(lambda: ended(beats, name) >= runs, 30 * LONG, f"{runs} runs")
+    sent = [float(json.loads(note.event)) for note in beats.site.stage.journal(f"{name}.sent")]
+    return [later - earlier for earlier, later in pairwise(sent)]
 
 
 @pytest.mark.parametrize("group", ["known", "strange"])
