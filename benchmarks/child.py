@@ -8,11 +8,24 @@ import sys
 
 from benchmarks.measure import Effort
 from benchmarks.measures import ALL
+from celery_once_fenced.events import Event, subscribe
+
+FALSE = frozenset({"call.unguarded", "store.failed"})
+"""What must not happen: figures of calls that were not guarded would say nothing."""
+seen: list[str] = []
+
+
+def _watch(event: Event) -> None:
+    if event.name in FALSE:
+        seen.append(f"{event.name}: {event.fields.get('why')}")
 
 
 def main(name: str, effort: str) -> None:
     measure, parser = ALL[name], os.environ.get("BENCH_PARSER", "")
+    subscribe(_watch)
     compared = measure.run(Effort.of(quick=effort == "quick"))
+    if seen:
+        sys.exit(f"{name} measured nothing: {len(seen)} times {seen[0]}")
     goals = [
         {
             "way": goal.way,

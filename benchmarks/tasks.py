@@ -19,6 +19,7 @@ app = Celery("benchmarks", broker=BROKER, backend=BACKEND)
 app.conf.once_fenced = {
     "redis_url": LOCKS,
     "namespace": "bench",
+    "socket_timeout": 5.0,  # a busy machine must not turn a guarded call into an unguarded one
     "postgres_url": os.environ["ONCE_FENCED_POSTGRES_URL"],
 }
 app.conf.ONCE = {

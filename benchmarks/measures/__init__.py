@@ -12,6 +12,7 @@ ALL: dict[str, Measure] = {
     for measure in (
         enqueue.NEW,
         enqueue.DUPLICATE,
+        enqueue.MANY,
         run.EFFICIENCY,
         correctness.ONE,
         correctness.FOUR,

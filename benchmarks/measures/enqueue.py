@@ -7,7 +7,7 @@ import secrets
 
 from benchmarks.measure import Comparison, Effort, Goal, Measure, Way, compare
 
-__all__ = ["DUPLICATE", "NEW"]
+__all__ = ["DUPLICATE", "MANY", "NEW"]
 
 MESSAGE = 900  # bytes, about what Celery publishes for these tasks
 
@@ -36,12 +36,12 @@ def _raw(held: bool) -> Way:
     return lock_and_push
 
 
-def _emptied(ways: dict[str, Way], effort: Effort) -> Comparison:
+def _emptied(ways: dict[str, Way], effort: Effort, **instead: int) -> Comparison:
     import redis
 
     from benchmarks.tasks import BROKER, LOCKS
 
-    compared = compare(ways, rounds=effort.rounds, calls=effort.calls)
+    compared = compare(ways, **{"rounds": effort.rounds, "calls": effort.calls, **instead})
     for url in (BROKER, LOCKS):
         with redis.Redis.from_url(url) as client:
             client.flushdb()
@@ -66,6 +66,32 @@ def duplicate(effort: Effort) -> Comparison:
     return _emptied(ways | {"raw clients": _raw(held=True)}, effort)
 
 
+def many(effort: Effort) -> Comparison:
+    """The same calls, one after the other and as one."""
+    from benchmarks.tasks import guarded
+
+    size = 1000 if effort.quick else 10_000
+    base = secrets.randbelow(1 << 30) << 30
+    held = [((-1 - number,), None) for number in range(size)]
+    guarded.apply_many(held)
+
+    def fresh(turn: int, way: int) -> list[tuple[tuple[int], None]]:
+        first = base + (2 * turn + way) * size
+        return [((number,), None) for number in range(first, first + size)]
+
+    def one_by_one(calls: list[tuple[tuple[int], None]]) -> None:
+        for args, kwargs in calls:
+            guarded.apply_async(args, kwargs)
+
+    ways: dict[str, Way] = {
+        "new keys, one by one": lambda turn: one_by_one(fresh(turn, 0)),
+        "new keys, apply_many": lambda turn: guarded.apply_many(fresh(turn, 1)),
+        "duplicates, one by one": lambda _: one_by_one(held),
+        "duplicates, apply_many": lambda _: guarded.apply_many(held),
+    }
+    return _emptied(ways, effort, rounds=3 if effort.quick else 5, calls=1, size=size)
+
+
 BELOW = ("celery-once", "celery-singleton", "celery-heimdall")
 
 NEW = Measure(
@@ -87,6 +113,17 @@ DUPLICATE = Measure(
     goals=(
         Goal("guarded task", "bare task", most=0.25, most_in_python=0.35),
         *(Goal("guarded task", peer, most=0.6) for peer in BELOW),
+    ),
+    parsers=("hiredis", "python"),
+)
+MANY = Measure(
+    name="enqueue-many",
+    title="`apply_many` of 10,000 calls ÷ a loop of guarded calls",
+    unit="µs a call",
+    run=many,
+    goals=(
+        Goal("new keys, apply_many", "new keys, one by one", most=0.5),
+        Goal("duplicates, apply_many", "duplicates, one by one", most=0.125),
     ),
     parsers=("hiredis", "python"),
 )
