@@ -108,6 +108,15 @@ def test_what_the_stores_counted_is_what_is_shown(app: Celery) -> None:
     assert found["once_fenced_up", "redis"] == found["once_fenced_up", "postgres"] == 1
 
 
+def test_a_key_that_refuses_again_and_again_is_counted(app: Celery) -> None:
+    start(runtime_of(app))
+    for calls, wanted in ((9, 0), (1, 1), (89, 1), (1, 2)):  # the tenth in a row, the hundredth
+        for _ in range(calls):
+            ask = Enqueue(KEY, "shop.feed", SPANS["until_executed"], new_id(), "t2", 60.0)
+            assert not runtime_of(app).leases.enqueue(ask).granted
+        assert scrape(app)["once_fenced_repeated_total", "shop.feed"] == wanted
+
+
 def test_runs_are_a_cumulative_histogram(app: Celery) -> None:
     for seconds in (0.004, 0.2, 0.21, 100_000.0):
         run(runtime_of(app), seconds)
