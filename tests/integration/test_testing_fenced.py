@@ -20,6 +20,7 @@ from celery_once_fenced import (
     forget,
     resolve,
 )
+from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.testing import (
     EagerError,
     Enforced,
@@ -30,7 +31,7 @@ from celery_once_fenced.testing import (
 )
 from tests.fixtures.fenced_app.models import Plain, Vault
 from tests.fixtures.fencing import sql
-from tests.fixtures.ledger import eventually
+from tests.fixtures.ledger import eventually, ledger_at
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -400,6 +401,25 @@ def test_a_clock_that_moves_asks_no_database_that_was_not_used(app: Celery, fenc
 
 def _refuse(*_: Any) -> Any:
     raise AssertionError("this test uses no database")
+
+
+def test_without_django(postgres_url: str) -> None:
+    """The body writes through psycopg; fence and ledger are committed."""
+    app = Celery("kit", broker=NOWHERE, set_as_current=False)
+    app.conf.once_fenced = {"redis_url": NOWHERE, "postgres_url": postgres_url}
+
+    def post(self: Any, number: int) -> str:
+        self.grant.connection.execute("insert into writes (token) values (%s)", (self.grant.token,))
+        return f"posted {number}"
+
+    once_ = Once(key="{number}", replay_for="12h")
+    task = app.task(bind=True, base=FencedTask, name="kit.post", shared=False, lazy=False, once=once_)(post)
+    with ledger_at(postgres_url) as ledger, enforce_once(app) as once:
+        assert [task.delay(1).get() for _ in range(2)] == ["posted 1"] * 2
+        once.clock.advance("12h")
+        task.delay(1)
+        assert ledger.execute("select count(*) from writes") == [(2,)]
+    runtime_of(app).close()
 
 
 # --- negative controls ------------------------------------------------------------------------------------------------
