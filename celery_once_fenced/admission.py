@@ -6,12 +6,11 @@ all the same and settled in the worker (E12); a hold whose call was revoked is n
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from celery_once_fenced.arrears import Arrears
 from celery_once_fenced.errors import DuplicateError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.keys import Key
@@ -54,16 +53,12 @@ class Permit:
         return self.status not in ("duplicate", "kept_last")
 
 
-MOST_UNCERTAIN = 1000
-"""Calls of an outage whose holds are withdrawn when Redis answers again; older ones end with their hold."""
-
-
 class Admission:
     """Admits calls to the broker.  One per app and process; safe in threads."""
 
-    def __init__(self, leases: LeaseStore) -> None:
+    def __init__(self, leases: LeaseStore, arrears: Arrears | None = None) -> None:
         self._leases = leases
-        self._uncertain: deque[tuple[str, str]] = deque(maxlen=MOST_UNCERTAIN)
+        self._arrears = arrears or Arrears(leases)
 
     def admit(self, call: Call) -> Permit:
         """Take q for a call, or say who holds the key.
@@ -80,7 +75,7 @@ class Admission:
     def admit_many(self, calls: Sequence[Call]) -> list[Permit | Exception]:
         """The same for many calls, in one round trip; what would be raised is answered in the call's place (E18)."""
         try:
-            self._withdraw_uncertain()
+            self._arrears.pay()
             answers = self._leases.enqueue_many([_question(call) for call in calls])
         except StoreUnavailableError as error:
             return [_or_error(self._unguarded, call, error) for call in calls]
@@ -101,7 +96,7 @@ class Admission:
 
     def _enqueue(self, call: Call) -> Enqueued:
         question = _question(call)
-        self._withdraw_uncertain()
+        self._arrears.pay()
         answer = self._leases.enqueue(question)
         if self._blocked(call, answer) and answer.by is not None:
             self._leases.release(question.key.digest, "q", answer.by.holder)
@@ -111,14 +106,6 @@ class Admission:
     def _blocked(self, call: Call, answer: Enqueued) -> bool:
         """By the hold of a call that was revoked (E15)."""
         return not answer.granted and answer.by is not None and self._is_void(answer.by, call)
-
-    def _withdraw_uncertain(self) -> None:
-        """A server that hung may still carry out what it was asked, when it wakes: then a hold stands for nothing (E2)."""
-        while self._uncertain:
-            digest, delivery = self._uncertain[0]
-            self._leases.release(digest, "q", delivery)
-            with suppress(IndexError):  # another thread was quicker
-                self._uncertain.popleft()
 
     def _is_void(self, by: Hold, call: Call) -> bool:
         # Only a delayed hold can outlive the revocation of its call by much, and only it has more than a hold left (E15).
@@ -159,10 +146,12 @@ class Admission:
         return Permit("replaced", "queued", by, answer.seq)
 
     def _unguarded(self, call: Call, error: StoreUnavailableError) -> Permit:
-        refused = call.strict and not call.awaited
-        if refused or call.question.span.clears_q:  # the window of a call that goes out stands for its run
-            self._uncertain.append((call.question.key.digest, call.question.delivery))
-        emit("call.unguarded", key=call.question.key.digest, task=call.question.task, why=str(error))
+        ask, refused = call.question, call.strict and not call.awaited
+        # A server that hung may still carry out what it was asked, when it wakes: then the hold stands for nothing (E2).
+        if refused or ask.span.clears_q:  # the window of a call that goes out stands for its run
+            self._arrears.owe_release(ask.key.digest, ask.delivery)
+        self._arrears.owe_count(ask.key.digest, ask.task)
+        emit("call.unguarded", key=ask.key.digest, task=ask.task, why=str(error))
         if refused:
             raise error
         return Permit("unguarded", "store_unavailable")
@@ -172,6 +161,7 @@ class Admission:
         try:
             self._leases.release(digest, "q", delivery)
         except StoreUnavailableError as error:
+            self._arrears.owe_release(digest, delivery)
             emit("store.failed", operation="release", key=digest, why=str(error))
 
     def confirm(self, key: Key, delivery: str, *, published: bool) -> None:

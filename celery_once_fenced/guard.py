@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
+from celery_once_fenced.arrears import Arrears
 from celery_once_fenced.correctness import Correctness
 from celery_once_fenced.errors import ConfigError, InDoubtError, StoreUnavailableError
 from celery_once_fenced.events import emit
@@ -60,12 +61,14 @@ class Guard:
         *,
         keeper: LeaseKeeper | None = None,
         backing: Backing | None = None,
+        arrears: Arrears | None = None,
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._leases = leases
         self._correctness = correctness
         self._backing = backing
+        self._arrears = arrears or Arrears(leases)
         self._keeper = keeper or LeaseKeeper(leases)
         self._clock = self._keeper.clock
         self._sleep = sleep
@@ -152,6 +155,7 @@ class Guard:
     def _run_unguarded(self, ex: Execution, error: StoreUnavailableError, body: Body) -> Returned | Aside:
         """Redis does not answer: the correctness tier goes on without it, the efficiency tier as its policy says (E17)."""
         emit("execution.unguarded", key=ex.key.digest, task=ex.task, task_id=ex.task_id, why=str(error))
+        self._arrears.owe_count(ex.digest, ex.task)
         if ex.policy.tier == "efficiency" and ex.policy.on_store_error == "raise":
             return back_off(ex, ex.policy.lease, "store_unavailable", self._jitter())
         try:
@@ -169,6 +173,7 @@ class Guard:
         try:
             self._leases.release(ex.key.digest, "q", ex.delivery)
         except StoreUnavailableError as error:
+            self._arrears.owe_release(ex.digest, ex.delivery)
             emit("store.failed", operation="release", key=ex.key.digest, why=str(error))
 
     # --- start --------------------------------------------------------------------------------------------------------
@@ -177,9 +182,12 @@ class Guard:
         question = ex.start(new_id())
         if question is None:
             return None
+        self._arrears.pay()
         sent, started = self._ask_to_start(question)
         if started.answer == "superseded" and self._runs_after_all(ex, _holder_task(started)):
             sent, started = self._ask_to_start(replace(question, seq=0))
+        if started.answer == "busy" and self._gives_up_q(ex, started):
+            sent, started = self._ask_to_start(question)
         if started.answer == "granted":
             return self._granted(ex, question, sent, started)
         emit("start.refused", key=ex.key.digest, task=ex.task, task_id=ex.task_id, why=started.answer)
@@ -192,6 +200,13 @@ class Guard:
         if not ex.awaited or ex.policy.tier == "correctness":
             return ex.awaited
         return ex.answer_from == newer and all(hold.task_id != newer for hold in self._leases.look(ex.digest))
+
+    def _gives_up_q(self, ex: Execution, started: Started) -> bool:
+        """A call that would be skipped frees its q and asks again: a call that its q suppressed after the answer relies
+        on a run that is not over yet (E14).
+        """
+        skips = isinstance(self._aside(ex, started), Skip)
+        return skips and self._leases.release(ex.key.digest, "q", ex.delivery)
 
     def _ask_to_start(self, question: Start) -> tuple[float, Started]:
         for pause in (*SUCCESSOR_PAUSES, 0.0):

@@ -10,11 +10,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from celery_once_fenced import outbox
 from celery_once_fenced.admission import Admission
+from celery_once_fenced.arrears import Arrears
 from celery_once_fenced.config import Settings
 from celery_once_fenced.correctness import Correctness
 from celery_once_fenced.detached import Detached
@@ -27,6 +28,9 @@ from celery_once_fenced.observers.logging import start_logging
 from celery_once_fenced.outbox import Post
 from celery_once_fenced.stores import Database, LeaseStore, LedgerStore
 
+if TYPE_CHECKING:
+    from celery_once_fenced.stores.redis import RedisLeaseStore
+
 __all__ = ["Runtime", "current", "current_app", "register_database", "runtime_of"]
 
 DEFAULT_VISIBILITY_TIMEOUT = {
@@ -37,6 +41,9 @@ DEFAULT_VISIBILITY_TIMEOUT = {
     "sqs": 1800.0,
 }
 """Seconds after which kombu's transports deliver an unacknowledged message again, by URL scheme."""
+
+READING_TIMEOUT = 5.0
+"""Seconds that a reading of all holds may wait for one answer."""
 
 DatabaseFactory = Callable[[str | None], Any]
 """Takes the Django alias that the settings name; gives a ``Database`` that also has ``conninfo() -> dict`` for the plugin's
@@ -115,11 +122,29 @@ class Runtime:
     def leases(self) -> LeaseStore:
         from celery_once_fenced.stores.redis import RedisLeaseStore
 
+        return self._on_redis(RedisLeaseStore, self.settings.socket_timeout)
+
+    @property
+    def readings(self) -> LeaseStore:
+        """The leases as metrics and people read them: patiently, and with a breaker of their own, so that a long reading
+        on a busy server does not let calls run unguarded.
+        """
+        return self._patient or self.leases
+
+    @cached_property
+    def _patient(self) -> LeaseStore | None:
+        from celery_once_fenced.stores.redis import RedisLeaseStore
+
+        if not isinstance(self.leases, RedisLeaseStore):  # a store in memory has nothing to wait for
+            return None
+        return self._on_redis(RedisLeaseStore, max(self.settings.socket_timeout, READING_TIMEOUT))
+
+    def _on_redis(self, store: type[RedisLeaseStore], timeout: float) -> RedisLeaseStore:
         settings = self.settings
-        return RedisLeaseStore(
+        return store(
             settings.redis_url,
             namespace=settings.namespace,
-            socket_timeout=settings.socket_timeout,
+            socket_timeout=timeout,
             connect_timeout=settings.connect_timeout,
         )
 
@@ -157,11 +182,21 @@ class Runtime:
 
     @cached_property
     def admission(self) -> Admission:
-        return Admission(self.leases)
+        return Admission(self.leases, self.arrears)
+
+    @cached_property
+    def arrears(self) -> Arrears:
+        return Arrears(self.leases)
 
     @cached_property
     def guard(self) -> Guard:
-        return Guard(self.leases, self._correctness(), keeper=self.keeper, backing=Detached(lambda: self))
+        return Guard(
+            self.leases,
+            self._correctness(),
+            keeper=self.keeper,
+            backing=Detached(lambda: self),
+            arrears=self.arrears,
+        )
 
     def _correctness(self) -> Correctness | None:
         if self.database is None or self.ledger is None:
@@ -224,7 +259,7 @@ class Runtime:
 
     def close(self) -> None:
         """Close every connection of this process."""
-        for name in ("leases", "ledger", "database"):
+        for name in ("leases", "_patient", "ledger", "database"):
             store = self.__dict__.pop(name, None)
             if hasattr(store, "close"):
                 store.close()

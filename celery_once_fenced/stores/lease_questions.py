@@ -216,8 +216,8 @@ class LeaseStore(HoldListing, Protocol):
         """
         ...
 
-    def count(self, digest: str, task: str, counter: str) -> None:
-        """Add one to a counter of a task that no script counts by itself."""
+    def count(self, digest: str, task: str, counter: str, times: int = 1) -> None:
+        """Add to a counter of a task that no script counts by itself."""
         ...
 
     def maxmemory_policy(self) -> str | None:

@@ -93,10 +93,10 @@ class MemoryLeaseStore(MemoryListing):
 
     # --- for people and metrics -----------------------------------------------------------------------------
 
-    def count(self, digest: str, task: str, counter: str) -> None:
+    def count(self, digest: str, task: str, counter: str, times: int = 1) -> None:
         del digest  # Names the bucket; here all counters are together.
         with self._lock:
-            self._state.count(task, counter)
+            self._state.count(task, counter, times)
 
     def maxmemory_policy(self) -> str | None:
         return "noeviction"

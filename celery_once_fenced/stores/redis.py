@@ -194,8 +194,8 @@ class RedisLeaseStore(RedisListing):
 
     # --- for people and metrics -----------------------------------------------------------------------------
 
-    def count(self, digest: str, task: str, counter: str) -> None:
-        self._run("count", digest, encode(task), counter)
+    def count(self, digest: str, task: str, counter: str, times: int = 1) -> None:
+        self._run("count", digest, encode(task), counter, times)
 
     def server_version(self) -> str | None:
         """``valkey 9.1.0`` or ``redis 7.2.4``; None when the server does not say."""

@@ -157,7 +157,7 @@ def test_every_record_kind_is_documented() -> None:
 
 def test_every_counter_is_documented() -> None:
     assert documented("events.md", "Counters") == set(COUNTERS)
-    by_the_guard = {"replayed", "fenced_off", "in_doubt"}
+    by_the_guard = {"replayed", "fenced_off", "in_doubt", "unguarded"}
     assert {*COUNTED_BY_STORES, *by_the_guard} == set(COUNTERS)
 
 
