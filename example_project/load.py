@@ -35,7 +35,10 @@ CALLERS = 5
 ORDERS_PER_ACCOUNT = 10
 AMOUNT = 19
 FAULTS = frozenset({"kill", "freeze", "flush", "terminate"})
-DRAIN_SECONDS = 60.0
+FROZEN_SECONDS = {True: 45.0, False: 3.0 * VISIBILITY_TIMEOUT}
+"""How long a frozen worker is left so: fenced, its work will be done; else all may wait for the rows that it has locked."""
+DRAIN_SECONDS = 150.0
+"""Longer than a sweep of the outbox lets wait."""
 
 
 class LoadWorker(CeleryWorker):
@@ -108,7 +111,7 @@ class Load:
         forgotten = [str(settings.CELERY_ONCE_FENCED["redis_url"]), settings.CELERY_RESULT_BACKEND]
         side_by_side(
             faults.kill_in_the_call(first),
-            faults.freeze(second, self._taken_over(second), 3.0 * VISIBILITY_TIMEOUT),
+            faults.freeze(second, self._taken_over(second), FROZEN_SECONDS[self.task == FENCED]),
             faults.terminate(third),
             faults.flush(forgotten, lambda: self._paid() > len(self.orders) // 2),
             seconds=DRAIN_SECONDS,

@@ -13,6 +13,9 @@ from example_project.celery_app import app
 
 __all__ = ["app", "charge_bare", "charge_efficient"]
 
+RETRY: dict[str, Any] = {"autoretry_for": (OSError,), "retry_backoff": True, "max_retries": 10}
+"""As ``charge`` does where the gateway does not answer."""
+
 # Workers take turns at looking for messages that nobody has acknowledged.  One that is frozen while it is its turn keeps
 # the others from it for kombu's five minutes.
 app.conf.broker_transport_options |= {"unacked_mutex_expire": 2}
@@ -23,13 +26,14 @@ app.conf.broker_transport_options |= {"unacked_mutex_expire": 2}
     once=Once(key="charge:{order_id}", unique="until_expired", window="1h"),
     acks_late=True,
     reject_on_worker_lost=True,
+    **RETRY,
 )
 def charge_efficient(order_id: int, account_id: int, amount: int) -> str:
     """``charge`` in the efficiency tier: a call within the hour is a duplicate."""
     return _charge(order_id, account_id, amount)
 
 
-@app.task(acks_late=True, reject_on_worker_lost=True)
+@app.task(acks_late=True, reject_on_worker_lost=True, **RETRY)
 def charge_bare(order_id: int, account_id: int, amount: int) -> str:
     """``charge`` as Celery runs it."""
     return _charge(order_id, account_id, amount)

@@ -31,6 +31,9 @@ def post_entry(entry_id: int, account_id: int, amount: int) -> int:
         atomic=False,
         on_unknown="rerun",  # the gateway knows a repetition by its key
     ),
+    autoretry_for=(OSError,),  # it cannot be reached, or did not answer
+    retry_backoff=True,
+    max_retries=10,
 )
 def charge(self: Any, order_id: int, account_id: int, amount: int) -> str:
     """Have the gateway charge an order, then mark it as paid.  Run twice, the customer would pay twice."""
