@@ -249,7 +249,11 @@ def _register_others(app: Celery) -> None:
     app.task(bind=True, shared=False, base=NeverEntered, name="good.never_entered", **once)(play)
     app.task(shared=False, base=SingletonTask, name="good.add", once=Once(lease=LEASE))(add)
     app.task(shared=False, base=SingletonTask, name="good.typed", once=Once(lease=LEASE))(typed)
+    app.task(shared=False, base=SingletonTask, name="good.single", once=Once(key="{label}", lease=LEASE))(
+        single
+    )
     app.task(shared=False, name="unguarded.collect")(collect)
+    app.task(bind=True, shared=False, name="unguarded.replaced")(replaced)
 
 
 def add(a: int, b: int = 2) -> int:
@@ -263,6 +267,16 @@ def typed(label: str, value: Any) -> str:
     stage.wait(label)
     stage.leave(label, "returned")
     return f"{label}#{number}"
+
+
+def single(label: str) -> str:
+    """With one argument, so that Celery publishes it as an error callback; with more it would call the body."""
+    return typed(label, None)
+
+
+def replaced(self: Any, by: Any) -> None:
+    """Replaced by another signature."""
+    raise self.replace(self.app.signature(by))
 
 
 def typed_app() -> Any:
