@@ -40,8 +40,11 @@ def execution_of(
     header = Header.parse(getattr(request, HEADER, None)) or Header()
     if header.bypass and task.blueprint.policy.tier == "efficiency":  # the other tier never runs unguarded
         return None
-    header = _identified(task, request, header, args, kwargs)
-    return None if header.key is None else _described(task, request, header.key, header, args, kwargs)
+    known = _identified(task, request, header, args, kwargs)
+    if known.key is None:
+        return None
+    described = _described(task, request, known.key, known, args, kwargs)
+    return described if header.delivery else replace(described, unannounced=True)
 
 
 def renumber(request: Any, seq: int) -> None:

@@ -179,6 +179,10 @@ class Guard:
     # --- start --------------------------------------------------------------------------------------------------------
 
     def _start(self, ex: Execution) -> KeptLease | Aside | None:
+        if (window := ex.window()) is not None:
+            taken = self._leases.enqueue(window)
+            if not taken.granted:
+                return Skip(taken.by.task_id if taken.by else "")
         question = ex.start(new_id())
         if question is None:
             return None

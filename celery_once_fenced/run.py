@@ -14,7 +14,7 @@ from celery_once_fenced.grant import Grant
 from celery_once_fenced.keys import Key
 from celery_once_fenced.lease import deferral
 from celery_once_fenced.policy import Policy, Span
-from celery_once_fenced.stores import Start
+from celery_once_fenced.stores import Enqueue, Start
 
 __all__ = [
     "Again",
@@ -128,6 +128,8 @@ class Execution:
     control: Callable[[BaseException], Control]
     stored_success: Callable[[str], tuple[bool | None, object]]
     """Whether a task id succeeded, and with what; None where its result may still come."""
+    unannounced: bool = False
+    """The message came without a header: no call of it was admitted (W5)."""
     seq: int = 0
     """Number of the call under ``replace`` and ``keep_last`` (E13); 0: none."""
     waiting_since: int = 0
@@ -187,6 +189,18 @@ class Execution:
         if span.sets_r or not self.redelivery_possible:
             return span, self.key.digest
         return replace(span, needs_r=True, sets_r=True), self.delivery
+
+    def window(self) -> Enqueue | None:
+        """The question that takes the window of a call that nobody admitted (W5); None where it is not to be asked.
+
+        The other spans see at start who runs.  A message that came before, or that something waits for, is never left
+        out (E12, E14).
+        """
+        span = self.policy.span
+        asks = self.unannounced and span.sets_q and not span.clears_q and not span.ordered
+        if not asks or self.awaited or self.seen_before or self.policy.correctness:
+            return None
+        return Enqueue(self.key, self.task, span, self.delivery, self.task_id, self.policy.hold)
 
     def requeue_hold(self, delay: float = 0.0) -> float:
         """Seconds for which q goes back to a delivery that was started and is to come again (E8b, C10).

@@ -55,7 +55,7 @@ def beats(
             return stack.enter_context(beat(site, name, directory, groups=groups, app=f"{APP}:{app}"))
 
         known, strange = {"known": [*RECIPES, *LONGER, RAISING]}, {"strange": [*STRANGE, *LONGER]}
-        mixed = {"mixed": ["bare", "fenced_due"]}
+        mixed = {"mixed": ["bare", "windowed", "fenced_due"]}
         processes = {
             "known": start("known", {**known, **mixed}, "app"),
             "known_too": start("known_too", known, "app"),
@@ -78,15 +78,13 @@ def test_beats_that_know_the_task(beats: Beats, recipe: str) -> None:
     assert beats.journal("known").wait(TICKS, recipe) == {1}
 
 
-@pytest.mark.parametrize(("group", "recipe"), [("strange", "fenced"), ("mixed", "fenced_due")])
+@pytest.mark.parametrize(
+    ("group", "recipe"),
+    [("strange", "windowed"), ("strange", "fenced"), ("mixed", "windowed"), ("mixed", "fenced_due")],
+)
 def test_beats_that_do_not_know_the_task(beats: Beats, group: str, recipe: str) -> None:
-    """Their messages have no header: the worker alone decides, and of the recipes only the ledger remembers."""
+    """Their messages have no header: the worker alone decides, by the window or the ledger."""
     assert beats.journal(group).wait(TICKS, recipe) == {1}
-
-
-def test_a_window_is_taken_where_the_task_is_known(beats: Beats) -> None:
-    """A documented limit: where neither beat knows the task, nobody takes the window of ``until_expired``."""
-    assert beats.journal("strange").wait(TICKS, "windowed", least=2) == {2}
 
 
 # --- a body that is not done at the next tick -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from celery_once_fenced.admission import is_repeated
 from celery_once_fenced.events import observing
-from celery_once_fenced.run import Conflict, Defer, Execution, Returned, Superseded
+from celery_once_fenced.run import Conflict, Defer, Execution, Returned, Skip, Superseded
 from celery_once_fenced.stores import Enqueue
 from tests.fixtures.deliveries import LEASE, Bench, delivery, policy
 
@@ -133,3 +133,22 @@ def test_twin_is_not_in_the_line(bench: Bench) -> None:
 )
 def test_refusals_are_told_at_powers_of_ten(times: int, told: bool) -> None:
     assert is_repeated(times) is told
+
+
+# --- messages that nobody announced (W5) ------------------------------------------------------------------------------
+
+WINDOW = policy(unique="until_expired", window=60)
+
+
+def test_message_that_nobody_announced_takes_the_window_or_is_skipped(bench: Bench) -> None:
+    first, second = (delivery(name, policy=WINDOW, unannounced=True) for name in ("d1", "d2"))
+    assert bench.run(first) == Returned("done")
+    assert bench.run(second, never) == Skip(first.task_id)
+    bench.clock.pass_(61)
+    assert bench.run(second) == Returned("done")
+
+
+@pytest.mark.parametrize("fields", [{"awaited": True}, {"seen_before": True}, {"unannounced": False}])
+def test_message_that_may_not_be_left_out_asks_for_no_window(bench: Bench, fields: dict[str, bool]) -> None:
+    bench.run(delivery("d1", policy=WINDOW, unannounced=True))
+    assert bench.run(delivery("d2", policy=WINDOW, **{"unannounced": True, **fields})) == Returned("done")
