@@ -30,7 +30,7 @@ class Source(Protocol):
     """Where figures are read: the runtime of an app."""
 
     @property
-    def leases(self) -> LeaseStore: ...
+    def readings(self) -> LeaseStore: ...
     @property
     def ledger(self) -> LedgerStore | None: ...
     @property
@@ -111,8 +111,8 @@ def read(source: Source, *, now: float | None = None) -> Figures:
     census, counts = Census(), None
     late: tuple[Overdue, ...] = ()
     try:
-        counters, census = source.leases.stats(), source.leases.census()
-        late = _overdue(source.leases, counters, census, at)
+        counters, census = source.readings.stats(), source.readings.census()
+        late = _overdue(source.readings, counters, census, at)
     except StoreUnavailableError as error:
         silent["redis"] = str(error)
     try:

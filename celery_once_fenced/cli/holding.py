@@ -24,8 +24,7 @@ COLUMNS = ("key", "task", "slot", "task_id", "worker", "token", "since", "left",
 def leases(as_json: bool) -> None:
     """List what is held now: queued (q), running (r) and fences."""
     if as_json:
-        for row in _rows():
-            print_json(row)
+        print_json(*_rows())
     elif rows := list(_rows()):
         print_table(COLUMNS, rows)
     else:
@@ -92,7 +91,7 @@ def _holders(explanation: operate.Explanation) -> Iterator[str]:
 
 def _rows() -> Iterator[dict[str, Any]]:
     here = runtime.current()
-    yield from map(_hold_row, here.leases.holds())
+    yield from map(_hold_row, here.readings.holds())
     if here.ledger is None:
         return
     try:

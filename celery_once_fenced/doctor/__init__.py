@@ -90,7 +90,7 @@ def _declared(app: Any) -> Generator[Finding, None, Runtime | None]:
 
 
 def _redis(runtime: Runtime) -> Generator[Finding, None, Clock | None]:
-    server = cast(LeaseServer, runtime.leases)
+    server = cast(LeaseServer, runtime.readings)
     try:
         _, clock = timed(server.server_clock, lambda seconds: seconds)
     except StoreUnavailableError as error:
@@ -115,7 +115,7 @@ def _postgres(ledger: LedgerStore) -> Generator[Finding, None, Clock | None]:
 
 def _overdue(runtime: Runtime) -> Iterator[Finding]:
     try:
-        found = find_overdue(runtime.leases)
+        found = find_overdue(runtime.readings)
     except StoreUnavailableError:  # it answered a moment ago
         return
     for late in found:

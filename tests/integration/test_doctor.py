@@ -40,6 +40,7 @@ def no_django_database(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether Django was set up by another test is no matter here."""
     monkeypatch.setattr("celery_once_fenced.runtime._database_factory", None)
     monkeypatch.setattr("celery_once_fenced.doctor._others", [])
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())  # nor are the shared tasks of others
 
 
 @pytest.fixture

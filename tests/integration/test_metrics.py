@@ -39,6 +39,9 @@ NOW_HERE = "redis://127.0.0.1:1/0"
 def no_django_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "shop" not in request.fixturenames:
         monkeypatch.setattr("celery_once_fenced.runtime._database_factory", None)
+        monkeypatch.setattr(
+            "celery._state._on_app_finalizers", set()
+        )  # the shared tasks of others are no matter here
 
 
 @pytest.fixture

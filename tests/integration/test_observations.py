@@ -6,7 +6,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import redis
+from celery import Celery
 
+from celery_once_fenced.errors import StoreUnavailableError
+from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.stores import EffectStart, postgres_observations
 from celery_once_fenced.stores.observations import GuardedTable, LedgerCounts
 from celery_once_fenced.stores.postgres import schema_sql
@@ -134,3 +138,29 @@ def test_redis_tells_its_time(redis_url: str, namespace: str) -> None:
     store = RedisLeaseStore(redis_url, namespace=namespace)
     assert abs(store.server_clock() - time.time()) < 30
     store.close()
+
+
+def test_a_reading_waits_for_a_busy_server_and_calls_do_not(redis_url: str, namespace: str) -> None:
+    with (
+        Celery("busy", broker="memory://", set_as_current=False) as app,
+        redis.Redis.from_url(redis_url) as client,
+    ):
+        app.conf.once_fenced = {"redis_url": redis_url, "namespace": namespace, "socket_timeout": 0.2}
+        runtime = runtime_of(app)
+        client.client_pause(700)
+        with pytest.raises(StoreUnavailableError):
+            runtime.leases.stats()
+        assert runtime.readings.stats() == {}
+        runtime.close()
+
+
+def test_a_reading_that_fails_does_not_let_calls_run_unguarded(redis_url: str, namespace: str) -> None:
+    with Celery("failing", broker="memory://", set_as_current=False) as app:
+        app.conf.once_fenced = {"redis_url": redis_url, "namespace": namespace}
+        runtime = runtime_of(app)
+        for _ in range(10):
+            runtime.readings._link.breaker.failed()  # type: ignore[attr-defined]
+        with pytest.raises(StoreUnavailableError):
+            runtime.readings.stats()
+        assert runtime.leases.stats() == {}
+        runtime.close()
