@@ -24,9 +24,10 @@ class Duration(float):
     """Seconds, which people read as words and programs as a number."""
 
 
-def print_json(value: Mapping[str, Any]) -> None:
-    """One object in one line."""
-    click.echo(json.dumps(value, default=_plain))
+def print_json(*values: Mapping[str, Any]) -> None:
+    """Each object in a line of its own."""
+    if values:
+        click.echo("\n".join(json.dumps(value, default=_plain) for value in values))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -37,11 +38,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> No
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     if sys.stdout.isatty():
         widths = _fitted(widths, shutil.get_terminal_size().columns, right)
-    for line in lines:
-        cells = (
-            _placed(cell, *place) for cell, place in zip(line, zip(widths, right, strict=True), strict=True)
-        )
-        click.echo(GAP.join(cells).rstrip())
+        lines = [list(map(shorten, line, widths)) for line in lines]
+    shape = GAP.join(f"{{:{'>' if r else '<'}{width}}}" for width, r in zip(widths, right, strict=True))
+    click.echo("\n".join(shape.format(*line).rstrip() for line in lines))
 
 
 def note(text: str) -> None:
@@ -76,8 +75,3 @@ def _fitted(widths: list[int], room: int, fixed: Sequence[bool]) -> list[int]:
             break
         fitted[widest] -= 1
     return fitted
-
-
-def _placed(cell: str, width: int, right: bool) -> str:
-    cell = shorten(cell, width)
-    return cell.rjust(width) if right else cell.ljust(width)

@@ -74,8 +74,12 @@ class RedisListing:
         )
 
     def holds(self) -> Iterator[Hold]:
-        for digit in BUCKETS:
-            yield from self._holds_of(digit)
+        readers = [_Reader(self._bucket(digit)) for digit in BUCKETS]
+        while readers:
+            pages = self._link.ask(*(reader.command() for reader in readers))
+            for reader, page in zip(readers, pages, strict=True):
+                yield from reader.take(page)
+            readers = [reader for reader in readers if not reader.through]
 
     def page(
         self, query: HoldQuery, size: int, cursor: Cursor | None = None, *, back: bool = False
@@ -128,19 +132,32 @@ class RedisListing:
     def _bucket(self, digest: str) -> str:
         return f"{{{self._namespace}:{digest[:1]}}}:"
 
-    def _holds_of(self, digit: str) -> Iterator[Hold]:
-        listed = script("list")
-        score, skip = "-inf", 0
-        seen: set[str] = set()  # a renewal moves a member on, to where it would be met again
-        while page := self._link.ask(listed.call(self._bucket(digit), score, skip, PAGE))[0]:
-            last = page[-1][0]
-            skip = sum(row[0] == last for row in page) + (skip if last == score else 0)
-            score = last
-            for row in page:
-                hold = parse_member(row)
-                if hold is not None and row[1] not in seen:
-                    yield hold
-                seen.add(row[1])
+
+@dataclass
+class _Reader:
+    """How far a bucket has been read, where all its holds are wanted."""
+
+    bucket: str
+    through: bool = False
+    score: str = "-inf"
+    skip: int = 0
+    """How many members at that score are known."""
+    seen: set[str] = field(default_factory=set)
+    """A renewal moves a member on, to where it would be met again."""
+
+    def command(self) -> Command:
+        return script("list").call(self.bucket, self.score, self.skip, PAGE)
+
+    def take(self, answer: Sequence[Any]) -> Iterator[Hold]:
+        members, last, same, *rows = answer
+        self.through = members < PAGE
+        self.skip = same + (self.skip if last == self.score else 0)
+        self.score = last
+        for row in rows:
+            left, slot, name, digest, task, value = row.split("|", 5)
+            if (member := f"{slot}|{name}|{digest}|{task}") not in self.seen:
+                self.seen.add(member)
+                yield parse_hold(slot, digest, value, left, "" if name == digest else decode(name))
 
 
 @dataclass
