@@ -333,7 +333,8 @@ class LedgerEntryAdmin(LedgerListAdmin):
                 break
         given = {"entries": entries, "fences": fences, "messages": sent}
         text = _("Pruned: %(entries)d dedup records, %(fences)d fences, %(messages)d sent messages.") % given
-        text = f"{text} {_('There may be more: prune again, or use the command line.')}" if more else text
+        if more:
+            text += " " + _("There may be more: prune again, or use the command line.")
         actor = request.user.get_username()
         note_pruned(actor, f"entries={entries} fences={fences} messages={sent}")
         log(request, LedgerEntry, "", str(_("Prune")), text)

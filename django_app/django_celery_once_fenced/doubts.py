@@ -30,7 +30,10 @@ class ResolveForm(forms.Form):
         ),
     )
     result = forms.JSONField(
-        label=_("Result"), required=False, help_text=_("JSON, where it succeeded; empty: null.")
+        label=_("Result"),
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 3}),
+        help_text=_("JSON, where it succeeded; empty: null."),
     )
     reason = forms.CharField(
         label=_("Reason"),

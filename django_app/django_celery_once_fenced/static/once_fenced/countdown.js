@@ -1,7 +1,7 @@
 'use strict';
 // Counts the leases on a page down, second by second, from what they were when it was made.  A live holder renews its
 // lease in the meantime, so at the end the page says no more than it knows.
-{
+document.addEventListener('DOMContentLoaded', () => {
     const elements = [...document.querySelectorAll('[data-once-left]')];
     const began = Date.now();
 
@@ -24,4 +24,4 @@
     if (elements.length) {
         setInterval(tick, 1000);
     }
-}
+});
