@@ -28,6 +28,8 @@ SETTINGS = "ONCE_FENCED_ACCEPTANCE"
 """Environment variable: the Celery settings of a worker, as JSON."""
 LEASE = 1.5
 """Seconds: long enough for a busy machine to renew it twice, short enough to wait for."""
+PATIENT_LEASE = 4.0
+"""Seconds: longer than the shortest visibility timeout."""
 QUEUE_HOLD = 30.0
 WINDOW = 1.5
 
@@ -168,6 +170,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "late": ({}, LATE),
     "autoretry": ({}, AUTORETRY),
     "autoretry_late": ({}, {**LATE, **AUTORETRY}),
+    "patient": ({"lease": PATIENT_LEASE}, LATE),
     "tracked": ({}, {**LATE, "track_started": True}),
     "serial": ({"unique": "while_executing"}, {"max_retries": 0}),
     "late_serial": ({"unique": "while_executing"}, LATE),
@@ -186,7 +189,6 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "strict": ({"on_store_error": "raise"}, {}),
     "unrenewed": ({"max_hold": LEASE}, {}),
     "brief_hold": ({"queue_hold": 0.5}, {}),
-    "hour": ({"lease": 3600}, {}),
     "all_arguments": ({"key": None}, {}),
     "no_key": ({"key": lambda arguments: None}, {}),
 }
@@ -236,16 +238,7 @@ def _register_others(app: Celery) -> None:
         def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
             raise RuntimeError("not today")
 
-    class DiesAfterItsResult(SingletonTask):
-        abstract = True
-
-        def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     once = {"once": Once(key="{label}", lease=LEASE)}
-    app.task(bind=True, shared=False, base=DiesAfterItsResult, name="good.dies_after_its_result", **once)(
-        play
-    )
     app.task(bind=True, shared=False, base=NeverEntered, name="good.never_entered", **once)(play)
     app.task(shared=False, base=SingletonTask, name="good.add", once=Once(lease=LEASE))(add)
     app.task(shared=False, base=SingletonTask, name="good.typed", once=Once(lease=LEASE))(typed)

@@ -111,7 +111,7 @@ LOST = "`reject_on_worker_lost`"
 FAILED: Mapping[str, Any] = {"state": "FAILURE", "callbacks": ERRORED}
 SILENT: Mapping[str, Any] = {"state": "PENDING", "callbacks": ()}
 CANCELLED: Mapping[str, Any] = {"state": "RETRY"}
-"""What Celery 5.7 stores of a body that it gave up, also where nothing will run it again."""
+"""What Celery stores of a body that it gave up, also where nothing will run it again."""
 
 ENDINGS: Sequence[Ending] = (
     # the body ends by itself
@@ -137,7 +137,7 @@ ENDINGS: Sequence[Ending] = (
     _never("queue purged", by="purged", pools=[PREFORK], state="PENDING", free="hold"),
     _never("task unknown to the worker", by="unknown", state="FAILURE", free="hold"),
     # its process ends, or is told to
-    Ending(name="`sys.exit()`", acts=["exit"], pools=[PREFORK], blocks=True, **FAILED),
+    Ending(name="`sys.exit()`", acts=["exit"], pools=[PREFORK], blocks=True, **SILENT, later=((5, 7), FAILED)),
     Ending(name="`sys.exit()`, unnoticed", acts=["exit"], pools=[THREADS, GEVENT], blocks=True, **SILENT),
     Ending(name="`sys.exit()`, which ends the worker", acts=["exit"], place="exits", pools=[SOLO], **SILENT),
     Ending(name="soft time limit", acts=["sleep 20"], call={"soft_time_limit": 1}, pools=[PREFORK], **FAILED),
@@ -147,8 +147,8 @@ ENDINGS: Sequence[Ending] = (
     _run_again(f"child killed, `acks_late`, {LOST}", task="requeued", acts=["die", "sleep 0"], pools=[PREFORK], broken="drops_twins"),
     _run_again("child killed, `acks_late`, `retry_on_worker_lost`", task="retried", acts=["die", "sleep 0"], pools=[PREFORK], since=(5, 7)),
     _run_again(f"child killed before its result is out, `acks_late`, {LOST}", task="requeued", acts=["fatal", "sleep 0"], pools=[PREFORK], broken="settles_in_end"),
-    _run_again(f"child exits before its result is out, `acks_late`, {LOST}", task="requeued", acts=["exiting", "sleep 0"], pools=[PREFORK], broken="settles_without_state"),
-    Ending(name="child killed after its result is out", task="dies_in_a_hook", pools=[PREFORK], blocks=True),
+    _run_again(f"child exits before its result is out, `acks_late`, {LOST}", task="requeued", acts=["exiting", "sleep 0"], pools=[PREFORK], broken="settles_without_state", since=(5, 7)),
+    Ending(name="child killed after its result is out", task="dies_in_a_hook", pools=[PREFORK], blocks=True, callbacks=LINKED + ERRORED, later=((5, 7), {"callbacks": LINKED})),
     _killed("terminated by SIGTERM", acts=["hold"], by="terminated", pools=[PREFORK, GEVENT], state="REVOKED", callbacks=()),
     _killed("terminated by SIGTERM, `acks_late`", task="late", acts=["hold"], by="terminated", pools=[PREFORK, GEVENT], state="REVOKED", callbacks=()),
     _killed("terminated by SIGKILL", acts=["hold"], by="killed", pools=[PREFORK], state="REVOKED", callbacks=()),
@@ -159,9 +159,9 @@ ENDINGS: Sequence[Ending] = (
     _lost("worker's parent process killed, and its children with it", place="orphaned", pools=[PREFORK]),
     _lingers("warm shutdown", place="warm"),
     _lingers("soft shutdown, body ends in time", place="soft", pools=[PREFORK, THREADS]),
-    _lost("soft shutdown, body does not end in time", place="soft", by="kept", pools=[PREFORK], later=((5, 7), CANCELLED)),
+    _lost("soft shutdown, body does not end in time", place="soft", by="kept", pools=[PREFORK], **CANCELLED),
     _run_again("soft shutdown, body does not end in time, `acks_late`", place="soft", by="kept", pools=[PREFORK]),
-    _lost("cold shutdown", place="cold", by="kept", pools=[PREFORK], later=((5, 7), CANCELLED)),
+    _lost("cold shutdown", place="cold", by="kept", pools=[PREFORK], **CANCELLED),
     _run_again("cold shutdown, `acks_late`", place="cold", by="kept", pools=[PREFORK], broken="settles_without_state"),
     _lingers("cold shutdown, which waits for its threads", place="cold", pools=[THREADS]),
     _lingers("cold shutdown, which waits for its threads, `acks_late`", task="late", place="cold", pools=[THREADS]),

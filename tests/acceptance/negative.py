@@ -245,7 +245,7 @@ VARIANTS: Mapping[str, tuple[type[Task], Sequence[str]]] = {
     "keeps_hold_of_failed_publish": (KeepsHoldOfFailedPublish, ["early"]),
     "ends_in_postrun": (EndsInPostrun, ["all_arguments"]),
     "task_id_is_identity": (TaskIdIsIdentity, ["late", "autoretry_late"]),
-    "drops_twins": (DropsTwins, ["early"]),
+    "drops_twins": (DropsTwins, ["early", "patient"]),
     "settles_in_end": (SettlesInEnd, ["late"]),
     "settles_without_state": (SettlesWithoutState, ["late"]),
     "retry_is_a_call": (RetryIsACall, ["early"]),

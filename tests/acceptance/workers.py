@@ -73,6 +73,7 @@ class Site:
                     **transport,
                     "unacked_restore_interval": 1,  # seconds; kombu's own 100 would outlast the test
                     "unacked_restore_throttle": 1,
+                    "unacked_mutex_expire": 5,  # seconds that a worker killed in its turn keeps the others from it
                 },
                 "result_backend": redis_url,
                 "result_backend_transport_options": {"global_keyprefix": f"{name}."},
