@@ -1,9 +1,13 @@
 """The version matrix: `make matrix`, or one cell with `nox -s "tests(python='3.12', celery='5.6', django='6.0')"`.
 
+`nox -s brokers` adds RabbitMQ and Redis as brokers; it needs their Debian packages, which `make debian` installs.
+
 Interpreters that are not installed fail rather than being passed over: a matrix with holes proves nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import nox
 
@@ -18,13 +22,13 @@ DJANGO = ["5.2", "6.0", "6.1"]
 MARKERS = "not debian"
 
 
-def run_tests(session: nox.Session, *pins: str) -> None:
+def run_tests(session: nox.Session, *pins: str, tests: Sequence[str] = ("-m", MARKERS)) -> None:
     session.install(
         "--editable", ".[django]", *pins, *nox.project.dependency_groups(nox.project.load_toml(), "test")
     )
     # It asks for a Django below 6.1, and works with that too.
     session.install("--no-deps", *nox.project.dependency_groups(nox.project.load_toml(), "beat"))
-    session.run("python", "-m", "pytest", "-m", MARKERS, *session.posargs)
+    session.run("python", "-m", "pytest", *tests, *session.posargs)
 
 
 def supported(python: str, django: str) -> bool:
@@ -52,3 +56,10 @@ def oldest(session: nox.Session) -> None:
 def newest_redis(session: nox.Session) -> None:
     """The newest redis-py with the speed-up that its users install."""
     run_tests(session, "redis[hiredis]")
+
+
+@nox.session(python="3.11")
+@nox.parametrize("celery", CELERY)
+def brokers(session: nox.Session, celery: str) -> None:
+    """Every supported Celery with Debian's RabbitMQ and Redis as brokers."""
+    run_tests(session, f"celery[redis]=={celery}.*", tests=["tests/acceptance/test_brokers.py"])

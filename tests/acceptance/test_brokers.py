@@ -149,9 +149,8 @@ def test_body_that_outlasts_its_connection_runs_once(broker: Broker) -> None:
     for trial in trials.values():
         trial.has_run(1)
     with broker.site.counted(trials["good"].task, "done"):  # at last its copy is dropped
-        with broker.site.counted(trials["good"].task, "twin"):
-            broker.way.cut()
-            broker.way.resume()
+        broker.way.cut()
+        broker.way.resume()
         long_body_runs_once(trials["good"])
     assert (trials["good"].state, trials["good"].runs) == ("SUCCESS", 1)
     with pytest.raises(AssertionError):
