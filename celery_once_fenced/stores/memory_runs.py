@@ -103,7 +103,12 @@ def _newer(state: State, ask: Start) -> Started | None:
         return None
     aside = displacement(state, digest)
     if aside is None or not q.of_delivery(aside.delivery):
-        return _in_the_way(state, "superseded", q, 0.0)
+        # Only a replacement says when it is published.  Another q may never be: it is waited for, until it has started.
+        return (
+            _in_the_way(state, "superseded", q, 0.0)
+            if ask.span.displaces
+            else _in_the_way(state, "busy", q)
+        )
     wait = aside.since + UNCONFIRMED - state.now()
     return _in_the_way(state, "busy", q, wait) if wait > 0 else None
 

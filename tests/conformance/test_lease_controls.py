@@ -185,10 +185,16 @@ FAULTS = {
             order.test_retry_is_superseded_like_its_call,
         ),
     ),
+    "queued_call_supersedes_before_it_is_published": Fault(
+        "start",
+        "if not age and not has('d') then",
+        "if false then",
+        (order.test_retry_waits_for_a_newer_queued_call_which_may_never_be_published,),
+    ),
     "unconfirmed_replacement_supersedes": Fault(
         "start",
-        "if not age then",
-        "if true then",
+        "elseif not age then",
+        "elseif true then",
         (order.test_older_message_waits_while_a_replacement_is_not_confirmed_then_runs,),
     ),
     "redelivery_of_what_was_started_is_superseded": Fault(

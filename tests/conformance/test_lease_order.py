@@ -302,6 +302,31 @@ def test_retry_carries_the_kept_call_and_meets_a_newer_one(bench: Bench) -> None
     assert feed.start("r2", "h4", task_id="t1").answer == "superseded"
 
 
+def test_retry_waits_for_a_newer_queued_call_which_may_never_be_published(bench: Bench) -> None:
+    feed = keeping(bench)
+    feed.enqueue("d1", task_id="t1")
+    feed.start("d1", "h1", task_id="t1")
+    feed.enqueue("d2")
+    feed.enqueue("r1", task_id="t1", mode="successor", retry_of="d1")
+    feed.end("d1", "h1", task_id="t1")
+    answer = feed.start("r1", "h2", task_id="t1")
+    assert answer.answer == "busy"
+    assert answer.wait == pytest.approx(HOLD, abs=10)
+    feed.release("q", "d2")
+    assert feed.start("r1", "h2", task_id="t1").answer == "granted"
+
+
+def test_retry_is_superseded_when_the_newer_queued_call_has_started(bench: Bench) -> None:
+    feed = keeping(bench)
+    feed.enqueue("d1", task_id="t1")
+    feed.start("d1", "h1", task_id="t1")
+    feed.enqueue("d2")
+    feed.enqueue("r1", task_id="t1", mode="successor", retry_of="d1")
+    feed.end("d1", "h1", task_id="t1")
+    feed.start("d2", "h2")
+    assert feed.start("r1", "h3", task_id="t1").answer == "superseded"
+
+
 def test_awaited_call_is_numbered_and_not_kept(bench: Bench) -> None:
     feed = keeping(bench)
     feed.enqueue("d1")

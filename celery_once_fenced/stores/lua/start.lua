@@ -12,6 +12,7 @@
 -- r is of this delivery          → twin: the same message runs elsewhere, or ran and its worker died
 -- a newer call was started, or is in q → superseded, unless the newest started one is this delivery
 --   … is in q and not confirmed  → busy for a while: its publish may have failed; then it counts for nothing
+--   … is in q without d          → busy: its publish may fail, and nobody would say so; it counts when it has started
 -- r is of this task id           → successor: the delivery before this one (a retry's) is still in its body
 -- r is of another                → busy
 -- else                           → granted: r is set; q is freed if it is of this delivery or task id
@@ -50,7 +51,9 @@ local function newer()
   elseif q and q.delivery ~= delivery and not same_task(q) and q.seq and seq < q.seq then
     local aside = displacement(digest)
     local age = aside and aside.delivery == q.delivery and now - aside.since
-    if not age then
+    if not age and not has('d') then
+      return { 'busy', left(q, ttl), 'q', q.value }
+    elseif not age then
       return { 'superseded', 0, 'q', q.value }
     elseif age < UNCONFIRMED then
       return { 'busy', UNCONFIRMED - age, 'q', q.value }
