@@ -11,6 +11,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from celery_once_fenced.wording import safe
 from django_celery_once_fenced.fields import DigestField
 
 __all__ = ["Effect", "Epoch", "Event", "Fence", "HeldLock", "InDoubt", "LedgerEntry", "Outbox", "Overview"]
@@ -118,7 +119,9 @@ class LedgerEntry(models.Model):
         verbose_name_plural = _("dedup records")
 
     def __str__(self) -> str:
-        return self.key
+        return safe(
+            self.key
+        )  # Django puts it into titles, where nothing keeps it from turning their direction
 
 
 class Effect(models.Model):
