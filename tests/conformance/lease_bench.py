@@ -1,7 +1,7 @@
 """A lease store on the bench: short questions with defaults, and a clock that tests move.
 
 Redis has no clock to move.  Instead everything in it is made older: each TTL and each score of the index is
-lowered by the time that is to pass.
+lowered by the time that is to pass; where its clock is to go back, they are raised, and so are numbers that come from it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from celery_once_fenced.stores import (
     Started,
 )
 from celery_once_fenced.stores.memory import MemoryLeaseStore
+from celery_once_fenced.stores.memory_line import line_of
 from celery_once_fenced.stores.redis import RedisLeaseStore
 
 TASK = "shop.feed"
 HOLD = 3600.0
 LEASE = 60.0
+NUMBERS = {b"q": 2, b"mark": 2, b"next": 0, b"displaced": 5}
+"""Where the number of a call stands in the values of Redis; delivery, since and until stand before what was displaced."""
 
 
 def key(text: str = "shop.feed:1") -> Key:
@@ -68,6 +71,10 @@ class Bench:
     waiting: dict[str, int] = field(default_factory=dict)
 
     def later(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def clock_goes_back(self, seconds: float) -> None:
+        """What has lapsed stays so."""
         raise NotImplementedError
 
     def of(self, unique: str, on_duplicate: str = "return_existing") -> Bench:
@@ -212,11 +219,40 @@ class MemoryBench(Bench):
     def later(self, seconds: float) -> None:
         self.clock.now += seconds
 
+    def clock_goes_back(self, seconds: float) -> None:
+        state: Any = self.store._state  # type: ignore[attr-defined]
+        state.all()  # frees what has lapsed
+        state._notes = {name: note for name, note in state._notes.items() if note[1] > state.now()}
+        for digest in [digest for kind, digest in state._notes if kind == "waiting"]:
+            state._notes["waiting", digest] = (line_of(state, digest), state._notes["waiting", digest][1])
+        self.clock.now -= seconds
+
 
 @dataclass
 class RedisBench(Bench):
     client: redis.Redis | None = None
     namespace: str = ""
+
+    def clock_goes_back(self, seconds: float) -> None:
+        assert self.client is not None
+        self.store.stats()  # sweeps what has lapsed
+        now, later = round(float(self.client.time()[0]) * 1000), round(seconds * 1_000_000)
+        for name in list(self.client.scan_iter(match=f"{{{self.namespace}:*", count=1000)):
+            kind = name.split(b":")[2]
+            if kind == b"waiting":
+                self.client.zremrangebyscore(name, "-inf", now)
+            elif kind in NUMBERS:
+                self._raise_number(name, NUMBERS[kind], later)
+        for delivery, number in self.numbers.items():
+            self.numbers[delivery] = number and number + later
+        self.later(-seconds)
+
+    def _raise_number(self, name: bytes, field: int, by: int) -> None:
+        assert self.client is not None
+        fields = self.client.get(name).decode().split("|")  # type: ignore[union-attr]
+        if len(fields) > field:
+            fields[field] = str(int(fields[field]) + by)
+            self.client.set(name, "|".join(fields), keepttl=True)
 
     def later(self, seconds: float) -> None:
         assert self.client is not None

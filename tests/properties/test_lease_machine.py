@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -94,10 +95,13 @@ class LeaseMachine(RuleBasedStateMachine):
         real = redis_bench(self.client, self.servers.redis_url, self.namespace, self.kind)
         self.pair = Pair(real, memory_bench())
         self.now = 0.0
+        self.set_right = 0
         self.believed: dict[tuple[str, str], float] = {}
         """Until when a holder may believe its lease on a slot."""
         self.started: set[tuple[tuple[str, str], str]] = set()
         """Deliveries that came to a worker, each with its span."""
+        self.spans: dict[tuple[str, str], Unique] = {}
+        """Of those who believe."""
 
     def about(self, delivery: str, unique: Unique = PLAIN) -> Pair:
         span, strategy = unique
@@ -143,6 +147,11 @@ class LeaseMachine(RuleBasedStateMachine):
     def start(
         self, unique: Unique, delivery: str, holder: str, lease: float, redelivery: bool, twice: bool
     ) -> None:
+        self.ask_to_start(unique, delivery, holder, lease, redelivery, twice)
+
+    def ask_to_start(
+        self, unique: Unique, delivery: str, holder: str, lease: float, redelivery: bool, twice: bool = False
+    ) -> str:
         self.started.add((unique, delivery))
         sets_r = span_of(*unique).sets_r
         guard = redelivery and not sets_r
@@ -158,7 +167,10 @@ class LeaseMachine(RuleBasedStateMachine):
             twice=twice,
         )
         if answer.answer == "granted" and (sets_r or guard):
-            self.believed[delivery if guard else KEYS[delivery[0]].digest, holder] = self.now + lease
+            slot = delivery if guard else KEYS[delivery[0]].digest
+            self.believed[slot, holder] = self.now + lease
+            self.spans[slot, holder] = unique
+        return str(answer.answer)
 
     @precondition(lambda self: self.started)
     @rule(data=st.data(), holder=HOLDERS, lease=TIMES)
@@ -208,6 +220,28 @@ class LeaseMachine(RuleBasedStateMachine):
         unique = (span, "return_existing")
         taker = delivery if KEYS[delivery[0]] == KEYS[holder[-2]] and slot != holder[-2:] else holder[-2:]
         self.start(unique, taker, "h3", 70.0, redelivery=True, twice=False)
+
+    @precondition(lambda self: self.believed)
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        """A worker dies in the body: nobody renews or ends.  Its message comes again at once, and after the lease."""
+        slot, holder = self.slot_of(data)
+        unique, delivery, until = self.spans[slot, holder], holder[-2:], self.believed[slot, holder]
+        if until > self.now:
+            assert self.ask_to_start(unique, delivery, "h4", 70.0, redelivery=True) != "granted"
+            self.time_passes(until - self.now)
+        self.ask_to_start(unique, delivery, "h5", 70.0, redelivery=True)
+
+    @precondition(lambda self: self.set_right < 3)  # so that no time left comes near to where it is rounded
+    @rule(seconds=st.sampled_from([10.0, 40.0]))
+    def clock_goes_back(self, seconds: float) -> None:
+        """As the server's does that is set right: what is held is held for longer, and numbers still go up."""
+        self.set_right += 1
+        for one, until in self.believed.items():
+            self.believed[one] = until if until > self.now else -inf  # what has lapsed stays so
+        self.now -= seconds + 1
+        self.pair.real.clock_goes_back(seconds + 1)
+        self.pair.twin.clock_goes_back(seconds + 1)
 
     @rule(delivery=DELIVERIES, window=st.sampled_from([0.0, 70.0]), ended=st.booleans())
     def settle(self, delivery: str, window: float, ended: bool) -> None:
