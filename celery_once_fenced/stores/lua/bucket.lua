@@ -18,8 +18,8 @@
 --   <bucket>hours:<task>        hash of the counters of HOURLY by unix hour: "<hour>:<counter>"
 --
 -- name is the digest, or a delivery id where a span without r looks for its twin.  seq and since are microseconds of
--- this server's clock.  The text comes last and may contain anything; in the other fields the driver encodes "|" and
--- "%", and scripts only compare them.
+-- this server's clock; in displaced and waiting, since and until are milliseconds.  The text comes last and may contain
+-- anything; in the other fields the driver encodes "|" and "%", and scripts only compare them.
 --
 -- A slot is moved only by the hold in it: every script reads it, compares delivery or holder, and then acts (E1).
 -- A value that is no hold of ours occupies its slot as an unknown holder, "?" and the SHA-1 of the value: nobody is it,
