@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from celery import Celery
 
-from celery_once_fenced import FencedTask, Once, SingletonTask
+from celery_once_fenced import FencedTask, Once, SingletonTask, config
 from celery_once_fenced.doctor import Finding, also, at_start, examine, examine_all, log_findings
 from celery_once_fenced.doctor import servers as rules
 from celery_once_fenced.doctor.finding import named
@@ -45,11 +45,11 @@ def no_django_database(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def app(server: RedisServer, namespace: str) -> Iterator[Celery]:
-    app = Celery("examined", broker=BROKER, backend="cache+memory://", set_as_current=False)
-    app.conf.once_fenced = {"redis_url": server.url, "namespace": namespace}
-    yield app
-    if not found(app) & {"E001"}:
-        runtime_of(app).close()
+    with Celery("examined", broker=BROKER, backend="cache+memory://", set_as_current=False) as app:
+        app.conf.once_fenced = {"redis_url": server.url, "namespace": namespace}
+        yield app
+        if not config.problems(app.conf.once_fenced):
+            runtime_of(app).close()
 
 
 @pytest.fixture
