@@ -46,6 +46,7 @@ from django_celery_once_fenced.ledger_filters import (
     of_when,
 )
 from django_celery_once_fenced.models import Effect, Event, LedgerEntry, State
+from django_celery_once_fenced.overview import EVENTS
 from django_celery_once_fenced.records import log, note_pruned
 from django_celery_once_fenced.spans import lasting
 
@@ -78,7 +79,7 @@ class LedgerChangeList(ChangeList):
         if not self._searches():
             return queryset
         column = self._admin.window_column
-        oldest = cut(of_when(self.root_queryset, self.params.get("when", "")), column)
+        oldest = cut(of_when(self.root_queryset, self.params.get("when", "")), column, self._admin.window)
         if oldest is None:
             return queryset
         self.window = True
@@ -91,6 +92,11 @@ class LedgerChangeList(ChangeList):
         return (bool(self.query) and not exact) or any(
             name in self._admin.windowed_filters for name in chosen
         )
+
+    @property
+    def page_numbers(self) -> list[Any]:
+        """The pages that are linked to, with gaps; none where there is but one."""
+        return list(self.paginator.get_elided_page_range(self.page_num)) if self.multi_page else []
 
     @property
     def count_text(self) -> str:
@@ -108,7 +114,7 @@ class LedgerChangeList(ChangeList):
         if self.window:
             return _(
                 "Looked among the newest %(window)d. Further back: give a whole key, digest or task id, or a date."
-            ) % {"window": WINDOW}
+            ) % {"window": self._admin.window}
         if getattr(self.paginator, "about", False):
             return _("The newest %(rows)d can be turned here. Further back leads a filter or a search.") % {
                 "rows": PAGES * PAGE
@@ -121,6 +127,7 @@ class LedgerListAdmin(ReadOnlyAdmin):
 
     paginator = EstimatingPaginator
     window_column: ClassVar[str] = "started_at"
+    window: ClassVar[int] = WINDOW
     windowed_filters: ClassVar[tuple[str, ...]] = ()
     change_list_template = "admin/once_fenced/ledger_list.html"
     show_facets = admin.ShowFacets.NEVER  # each would count the table
@@ -368,6 +375,7 @@ class EventAdmin(LedgerListAdmin):
     list_display = ("when", "kind_badge", "about", "tokens", "workers", "by")
     list_filter: ClassVar[Any] = (KindFilter,)
     window_column = "id"
+    window = EVENTS
     windowed_filters = ("kind",)
     search_fields = ("resource", "task_id")
     search_help_text = gettext_lazy("Resource, or part of it; task id; digest")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["WINDOW", "AttemptsFilter", "KindFilter", "TaskFilter", "WhenFilter", "cut", "of_when"]
 
 WINDOW = 100_000
-"""Rows, the newest, among which a filter without an index looks."""
+"""Dedup records, the newest, among which a filter without an index looks."""
 RANGES: dict[str, tuple[Any, timedelta | None, timedelta | None]] = {
     "hour": (_("in the last hour"), None, timedelta(hours=1)),
     "day": (_("in the last 24 hours"), None, timedelta(days=1)),
@@ -45,9 +45,9 @@ EVENT_KINDS = (
 )
 
 
-def cut(queryset: QuerySet[Any], column: str) -> Any:
-    """The value of an indexed column from which on lie the newest ``WINDOW`` rows; None where there are fewer."""
-    return queryset.order_by(f"-{column}").values_list(column, flat=True)[WINDOW : WINDOW + 1].first()
+def cut(queryset: QuerySet[Any], column: str, window: int) -> Any:
+    """The value of an indexed column from which on lie the newest ``window`` rows; None where there are fewer."""
+    return queryset.order_by(f"-{column}").values_list(column, flat=True)[window : window + 1].first()
 
 
 class TaskFilter(admin.SimpleListFilter):

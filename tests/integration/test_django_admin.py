@@ -24,6 +24,8 @@ from celery_once_fenced import runtime
 from celery_once_fenced.keys import Key
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.stores import Cursor, Enqueue, Hold, HoldPage, Listed, Start
+from django_celery_once_fenced import estimates, fences
+from django_celery_once_fenced.admin import EventAdmin, LedgerEntryAdmin
 from django_celery_once_fenced.models import Effect, Event, Fence, LedgerEntry
 from example_project.shop.tasks import rebuild_catalogue, refresh_feed
 
@@ -300,6 +302,75 @@ def test_the_page_of_one_lock_takes_a_fixed_number_of_queries(admin: Client) -> 
     with CaptureQueriesContext(connections["default"]) as queries:
         lock_page(admin, "f:account:7")
     assert len(queries) <= 10
+
+
+# --- large tables ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is large begins at ten rows, so that the test can fill it."""
+    monkeypatch.setattr(estimates, "EXACT", 10)
+    monkeypatch.setattr(fences, "LARGE", 10)
+    monkeypatch.setattr(LedgerEntryAdmin, "window", 10)
+    monkeypatch.setattr(EventAdmin, "window", 10)
+    monkeypatch.setattr(LedgerEntryAdmin, "list_per_page", 5)
+    monkeypatch.setattr(estimates, "PAGES", 2)
+
+
+def many(number: int, **columns: Any) -> None:
+    for place in range(number):
+        entry(started_at=timezone.now() - timedelta(hours=place), **{"key": f"post:{place}", **columns})
+    with connections["default"].cursor() as cursor:
+        cursor.execute("analyze once_fenced_ledger, once_fenced_event, once_fenced_fence")
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_table_is_estimated_and_turned_only_so_far(admin: Client) -> None:
+    many(40)
+    text = shown(admin, "ledgerentry")
+    assert "about 40 dedup records" in text
+    assert re.findall(r'href="\?p=(\d)"', text) == ["2"]
+
+
+@pytest.mark.usefixtures("large")
+def test_a_search_looks_among_the_newest_and_says_so(admin: Client) -> None:
+    many(40)
+    text = shown(admin, "ledgerentry", q="ost:3")
+    assert "Looked among the newest 10." in text
+    assert (">3</bdi>" in text, ">33</bdi>" in text) == (True, False)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_whole_key_a_digest_and_a_date_are_found_at_any_age(admin: Client) -> None:
+    many(40)
+    old = LedgerEntry.objects.get(key="post:39")
+    for text in (shown(admin, "ledgerentry", q="post:39"), shown(admin, "ledgerentry", q=str(old.pk))):
+        assert "1 dedup record" in text
+        assert "Looked among" not in text
+    assert ">30</bdi>" in shown(admin, "ledgerentry", q="ost:30", when="week")
+
+
+@pytest.mark.usefixtures("large")
+def test_events_of_a_kind_are_looked_for_among_the_newest(admin: Client) -> None:
+    for number in range(40):
+        kind = "ledger.exhausted" if number in (3, 38) else "fence.taken_over"
+        Event.objects.create(at=timezone.now(), kind=kind, resource=f"account:{number}")
+    text = shown(admin, "event", kind="ledger.exhausted")
+    assert "1 event" in text
+    assert "Looked among the newest 10." in text
+
+
+@pytest.mark.usefixtures("large")
+def test_of_a_large_table_of_fences_those_of_running_entries_are_listed(admin: Client) -> None:
+    for number in range(20):
+        fence(resource=f"free:{number}", holder=None, expires_at=None)
+    fence(resource="account:1", key="post:1")
+    fence(resource="outside", key="outside")
+    many(1, resource="account:1", state="running")
+    text = shown(admin, "heldlock")
+    assert keys_of(text) == {"post:1"}
+    assert "outside of tasks, are not listed" in text
 
 
 # --- harmless --------------------------------------------------------------------------------------------------------
