@@ -21,6 +21,7 @@ ALL: dict[str, Measure] = {
         process.DERIVATION,
         redis_scale.MEMORY,
         redis_scale.HELD,
+        redis_scale.LISTING,
         ledger_scale.CLAIM,
         ledger_scale.PRUNE,
         redis_scale.RENEWAL,

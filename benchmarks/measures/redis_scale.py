@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import statistics
+import time
 from collections.abc import Callable
 
 import redis
@@ -16,11 +18,12 @@ from celery_once_fenced.stores import Enqueue, Renewal, Start
 from celery_once_fenced.stores.redis import RedisLeaseStore
 from example_project.servers import start_redis
 
-__all__ = ["HELD", "MEMORY", "RENEWAL"]
+__all__ = ["HELD", "LISTING", "MEMORY", "RENEWAL"]
 
 TEXT = 60
 FEW = 100
 LEASES = 100
+LISTED = 10_000
 
 
 def _key(run: str, number: int) -> Key:
@@ -60,6 +63,29 @@ def among_held(effort: Effort) -> Comparison:
             for number in range(held):
                 way(-1 - number)
         return compare(ways, rounds=effort.rounds, calls=effort.calls)
+
+
+def listing(effort: Effort) -> Comparison:
+    """``once leases``, as its command runs it, without the start of a process."""
+    from celery import Celery
+    from celery.bin.base import CLIContext
+    from click.testing import CliRunner
+
+    from celery_once_fenced.cli import once
+    from celery_once_fenced.runtime import runtime_of
+
+    took = []
+    with start_redis() as server, Celery("bench", broker="memory://", set_as_current=False) as app:
+        app.conf.once_fenced = {"redis_url": server.url, "namespace": "bench", "socket_timeout": 5}
+        enqueue = enqueuer(server.url)
+        for number in range(LISTED):
+            enqueue(number)
+        for _ in range(effort.rounds + 1):
+            began = time.perf_counter()
+            CliRunner().invoke(once, ["leases"], obj=CLIContext(app=app, no_color=True, workdir=None))
+            took.append(time.perf_counter() - began)
+        runtime_of(app).close()
+    return Comparison({}, {"ms for once leases": statistics.median(took[1:]) * 1000, "held keys": LISTED})
 
 
 def renewal(effort: Effort) -> Comparison:
@@ -103,6 +129,13 @@ HELD = Measure(
     run=among_held,
     goals=(Goal("many held", f"{FEW} held", most=1.2, statistic="p99"),),
     parsers=("hiredis",),
+)
+LISTING = Measure(
+    name="redis-listing",
+    title="once leases with 10,000 held keys",
+    unit="ms",
+    run=listing,
+    goals=(Goal("ms for once leases", most=300.0),),
 )
 RENEWAL = Measure(
     name="renewal",
