@@ -210,7 +210,6 @@ def _drop(_task: SingletonTask, _request: Any, ex: Execution, aside: Drop) -> An
 def _skip(task: SingletonTask, request: Any, ex: Execution, aside: Skip) -> Any:
     """Nobody awaits the result: it ends REVOKED, so that ``get()`` returns (E14)."""
     reason = f"skipped: {ex.key.text} is held by task {aside.by}"
-    task.blueprint.runtime.admission.withdraw(ex.digest, ex.delivery)
     emit("execution.skipped", key=ex.digest, task=ex.task, task_id=ex.task_id, holder_task=aside.by)
     _revoke(task, request, reason)
 

@@ -102,15 +102,11 @@ def _newer(state: State, ask: Start) -> Started | None:
     if q is None or q.of_delivery(ask.delivery) or q.of_task(ask.task_id) or ask.seq >= q.seq:
         return None
     aside = displacement(state, digest)
-    if aside is None or not q.of_delivery(aside.delivery):
-        # Only a replacement says when it is published.  Another q may never be: it is waited for, until it has started.
-        return (
-            _in_the_way(state, "superseded", q, 0.0)
-            if ask.span.displaces
-            else _in_the_way(state, "busy", q)
-        )
-    wait = aside.since + UNCONFIRMED - state.now()
-    return _in_the_way(state, "busy", q, wait) if wait > 0 else None
+    if aside is not None and q.of_delivery(aside.delivery):
+        wait = aside.since + UNCONFIRMED - state.now()
+        return _in_the_way(state, "busy", q, wait) if wait > 0 else None
+    # Only a replacement says when it is published.  Another q may never be, and counts when it has started.
+    return _in_the_way(state, "superseded", q, 0.0) if ask.span.displaces else _in_the_way(state, "busy", q)
 
 
 def _grant(state: State, ask: Start) -> None:

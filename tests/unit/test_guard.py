@@ -234,6 +234,17 @@ def test_conflict_is_settled_as_the_policy_says(bench: Bench, on_conflict: Any, 
     assert bench.run(delivery("d2", policy=policy(on_conflict=on_conflict)), never) == aside
 
 
+def test_skipped_call_frees_its_q_and_asks_once_more(bench: Bench) -> None:
+    """Whom its q suppressed in the meantime relies on a run that is not over (E14)."""
+    ex = delivery("d2")
+    bench.enqueue(ex)
+    start(bench, delivery())
+    bench.leases.asked.clear()
+    assert bench.run(ex, never) == Skip("task of d1")
+    assert bench.leases.asked == ["start", "release", "start"]
+    assert bench.leases.slots() == {"r": "task of d1"}
+
+
 def test_conflict_that_defers_comes_back_soon(bench: Bench) -> None:
     start(bench, delivery())
     aside = bench.run(delivery("d2", policy=policy(on_conflict="defer")), never)
