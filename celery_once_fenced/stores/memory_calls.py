@@ -135,7 +135,8 @@ def _streak(state: State, ask: Enqueue) -> int:
     if _is_window(ask.span):
         return 0
     times: int = (state.noted("streak", ask.key.digest) or 0) + 1
-    state.note("streak", ask.key.digest, times, max(DAY, ask.hold))
+    left = state.note_left("streak", ask.key.digest)
+    state.note("streak", ask.key.digest, times, left or max(DAY, ask.hold))
     if times >= 10 and set(str(times)[1:]) == {"0"} and str(times)[0] == "1":
         state.count(ask.task, "repeated")
     return times

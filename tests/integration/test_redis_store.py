@@ -171,10 +171,26 @@ def test_everything_of_one_key_lapses_and_lies_in_one_hash_slot(
     assert {name for name in names if client.ttl(name) < 0} == {
         f"{bucket}index",
         f"{bucket}tasks",
-        f"{bucket}stats:{bench.task}",
+        f"{bucket}hours:{bench.task}",
     }
     assert len({key_slot(name.encode()) for name in names}) == 1
     assert len(names) == 9
+
+
+def test_hours_older_than_a_day_are_added_to_the_totals(
+    bench: Bench, client: redis.Redis, namespace: str
+) -> None:
+    bench.start("d1", "h1")
+    hours = f"{{{namespace}:{bench.key.digest[0]}}}:hours:{bench.task}"
+    ((field, _),) = client.hgetall(hours).items()
+    client.hdel(hours, field)
+    client.hset(hours, f"{int(field.split(':')[0]) - 30}:granted", 7)
+    assert bench.counters["granted"] == 7
+    bench.of("while_executing").start("d1", "h1")
+    bench.end("d1", "h1")
+    bench.start("d2", "h2")
+    assert client.hkeys(hours) == [field]
+    assert bench.counters["granted"] == 8
 
 
 def test_scripts_run_in_a_cluster(make: Make) -> None:

@@ -15,7 +15,7 @@
 --   <bucket>streak:<digest>     how often the key was refused since it last ran
 --   <bucket>index               sorted set of the holds by expiry in unix ms: "q|digest|digest|task", "r|name|digest|task"
 --   <bucket>stats:<task>        hash of counters;  <bucket>tasks  set of the tasks that have one
---   <bucket>hours:<task>        hash of the counters of HOURLY by unix hour: "<hour>:<counter>"
+--   <bucket>hours:<task>        hash of the counters of HOURLY by unix hour: "<hour>:<counter>", not yet in stats
 --
 -- name is the digest, or a delivery id where a span without r looks for its twin.  seq and since are microseconds of
 -- this server's clock; in displaced and waiting, since and until are milliseconds.  The text comes last and may contain
@@ -109,29 +109,43 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
--- Counted by the hour too, for a day: what a person wants to see the course of.
+-- Counted by the hour, for a day: what a person wants to see the course of.  Older hours are added to the totals.
 local HOURLY = { granted = true, suppressed = true, expired = true, lost = true, fenced_off = true, repeated = true }
 local HOURS_KEPT = 26
 
-local function count_hourly(task, counter, by)
-  local key, hour = bucket .. 'hours:' .. task, math.floor(clock[1] / 3600)
-  if redis.pcall('HINCRBY', key, string.format('%d:%s', hour, counter), by) == by then -- the first in this hour
-    for _, field in ipairs(redis.pcall('HKEYS', key)) do
-      if (tonumber(field:match('^%d+')) or 0) <= hour - HOURS_KEPT then
-        redis.pcall('HDEL', key, field)
-      end
+-- The counters that are kept by the hour, as hour, counter and number each.
+local function hourly(task)
+  local said, fields = {}, redis.pcall('HGETALL', bucket .. 'hours:' .. task)
+  for i = 1, #fields, 2 do
+    local hour, counter = fields[i]:match('^(%d+):(.+)$')
+    if hour and #hour <= MICROSECONDS then
+      said[#said + 1] = { tonumber(hour), counter, fields[i + 1], fields[i] }
     end
-    redis.pcall('EXPIRE', key, HOURS_KEPT * 3600)
+  end
+  return said
+end
+
+local function add_old_hours(task, this_hour)
+  for _, row in ipairs(hourly(task)) do
+    if row[1] <= this_hour - HOURS_KEPT then
+      redis.pcall('HINCRBY', bucket .. 'stats:' .. task, row[2], row[3])
+      redis.pcall('HDEL', bucket .. 'hours:' .. task, row[4])
+    end
   end
 end
 
 local function count(task, counter, by)
-  local value = redis.pcall('HINCRBY', bucket .. 'stats:' .. task, counter, by or 1)
-  if value == (by or 1) then -- perhaps the first of this task
-    redis.pcall('SADD', bucket .. 'tasks', task)
-  end
+  local kind, field, this_hour = 'stats:', counter, nil
   if HOURLY[counter] then
-    count_hourly(task, counter, by or 1)
+    this_hour = math.floor(clock[1] / 3600)
+    kind, field = 'hours:', this_hour .. ':' .. counter
+  end
+  by = by or 1
+  if redis.pcall('HINCRBY', bucket .. kind .. task, field, by) == by then -- perhaps the first of this task, or hour
+    redis.pcall('SADD', bucket .. 'tasks', task)
+    if this_hour then
+      add_old_hours(task, this_hour)
+    end
   end
 end
 
@@ -162,9 +176,12 @@ local function free(slot, name, digest, task)
 end
 
 -- Drops index members whose time is over, and counts running holds among them as expired.  Queued holds are not
--- counted: that of until_expired is meant to lapse.
+-- counted: that of until_expired is meant to lapse.  Without a limit one call in eight sweeps, for all of them.
 local function sweep(limit)
-  local over = redis.pcall('ZRANGEBYSCORE', index, '-inf', now, 'LIMIT', 0, limit or 8)
+  if not limit and clock[2] % 8 ~= 0 then
+    return
+  end
+  local over = redis.pcall('ZRANGEBYSCORE', index, '-inf', now, 'LIMIT', 0, limit or 64)
   for _, entry in ipairs(over) do
     local slot, name, _, task = entry:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
     local hold = slot and occupant(slot, name)

@@ -102,7 +102,9 @@ local function streak()
   if type(times) ~= 'number' then
     return 0
   end
-  redis.pcall('PEXPIRE', name, math.max(DAY, ttl))
+  if times == 1 then
+    redis.pcall('PEXPIRE', name, math.max(DAY, ttl))
+  end
   if tostring(times):match('^10+$') then
     count(task, 'repeated')
   end
