@@ -174,7 +174,7 @@ def test_everything_of_one_key_lapses_and_lies_in_one_hash_slot(
         f"{bucket}hours:{bench.task}",
     }
     assert len({key_slot(name.encode()) for name in names}) == 1
-    assert len(names) == 9
+    assert len(names) == 8
 
 
 def test_hours_older_than_a_day_are_added_to_the_totals(
