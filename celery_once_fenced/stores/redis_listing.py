@@ -84,12 +84,12 @@ class RedisListing:
     def page(
         self, query: HoldQuery, size: int, cursor: Cursor | None = None, *, back: bool = False
     ) -> HoldPage:
-        readers = [_Bucket(self._bucket(digit), cursor) for digit in BUCKETS]
+        readers = [_Bucket(self._bucket(digit), cursor, cursor) for digit in BUCKETS]
         deadline = time.monotonic() + SEARCH_SECONDS
         while asked := _unread(readers, size, back):
             commands = [reader.command(query, size, back) for reader in asked]
             for reader, answer in zip(asked, self._link.ask(*commands), strict=True):
-                reader.take(answer)
+                reader.take(answer, back)
             if time.monotonic() > deadline:
                 break
         return _merged(readers, size, back)
@@ -167,6 +167,8 @@ class _Bucket:
     name: str
     frontier: Cursor | None
     """What lies before it is known; None before the first answer without a cursor."""
+    began: Cursor | None
+    """Where the page begins.  In the millisecond of its expiry each bucket starts anew: what it met before is left out."""
     found: list[Listed] = field(default_factory=list)
     through: bool = False
     members: int = 0
@@ -190,12 +192,19 @@ class _Bucket:
             int(query.waited),
         )
 
-    def take(self, answer: Sequence[Any]) -> None:
+    def take(self, answer: Sequence[Any], back: bool) -> None:
         self.members, score, member, *rows = answer
-        self.found += [listed for row in rows if (listed := _listed(row)) is not None]
+        listed = [found for row in rows if (found := _listed(row)) is not None]
+        self.found += [found for found in listed if _is_beyond(found.at, self.began, back)]
         self.through = score is None
         if not self.through:
             self.frontier = Cursor(float(score), str(member))
+
+
+def _is_beyond(at: Cursor, began: Cursor | None, back: bool) -> bool:
+    if began is None:
+        return True
+    return at < began if back else at > began
 
 
 def _listed(row: Sequence[Any]) -> Listed | None:

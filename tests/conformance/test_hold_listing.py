@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_once_fenced.stores import Cursor, HoldQuery, Listed
-from tests.conformance.lease_bench import Bench, key
+from tests.conformance.lease_bench import Bench, RedisBench, key
 
 ALL = HoldQuery()
 Pager = Callable[[Bench, int], Iterator[list[str]]]
@@ -99,6 +99,27 @@ def test_holds_of_one_bucket_that_lapse_together_are_all_listed(bench: Bench) ->
     for text in same:
         queued(bench, text)
     assert sorted(text for page in pages_by_cursor(bench, 10) for text in page) == sorted(same)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_holds_of_all_buckets_that_lapse_together_are_listed_once(bench: Bench, back: bool) -> None:
+    made = [queued(bench, f"feed {number}").key for number in range(100)]
+    lapse_together(bench)
+    seen: list[str] = []
+    cursor = None
+    while page := bench.store.page(ALL, 7, cursor, back=back).holds:
+        seen += [listed.hold.text for listed in page]
+        cursor = page[0 if back else -1].at
+    assert sorted(seen) == sorted(key.text for key in made)
+
+
+def lapse_together(bench: Bench) -> None:
+    """In the memory store they do, by its clock that stands still."""
+    if isinstance(bench, RedisBench):
+        assert bench.client is not None
+        for index in list(bench.client.scan_iter(match=f"{{{bench.namespace}:*}}:index")):
+            members: Any = bench.client.zrange(index, 0, -1)
+            bench.client.zadd(index, dict.fromkeys(members, 9_999_999_999_999))
 
 
 def test_a_page_says_how_many_there_are(bench: Bench) -> None:

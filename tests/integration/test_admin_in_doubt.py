@@ -158,7 +158,7 @@ def test_decision_takes_a_token_of_the_form(resolver: Client, in_doubt: Callable
 
 def test_page_asks_before_anything_is_done(resolver: Client, in_doubt: Callable[..., Held]) -> None:
     held = in_doubt()
-    text = asked(resolver, held)
+    text = asked(resolver, held).replace("<wbr>", "")
     for expected in (held.operation.key, "gateway", "Downstream key", "Run again", "Reason"):
         assert expected in text
     assert state(held) == "in_doubt"
