@@ -44,6 +44,23 @@ def test_outcome_says_who_holds_the_key_and_until_when(site: Site) -> None:
     assert timedelta(seconds=QUEUE_HOLD - 5) < other.until - other.since <= timedelta(seconds=QUEUE_HOLD + 1)
 
 
+@pytest.mark.parametrize("name", ["early", "keeps_last"])
+def test_outcome_says_that_the_holder_is_queued(site: Site, name: str) -> None:
+    queued, _ = site.parked(name)
+    other = queued.again().outcome
+    assert (other.task_id, other.slot, other.worker) == (queued.result.id, "q", "")
+
+
+def test_outcome_says_where_the_holder_runs(site: Site) -> None:
+    trial = site.begin("early", "hold").has_run(1)
+    other = trial.again("hold").outcome
+    assert (other.reason, other.task_id, other.slot) == ("running", trial.result.id, "r")
+    assert other.worker == site.holds(trial.task, trial.label)["r"].worker
+    assert other.worker.endswith("@test")
+    assert other.since <= datetime.now(UTC) < other.until
+    trial.release().value()
+
+
 def test_raise_tells_who_holds_the_key(site: Site) -> None:
     trial = site.begin("raises", "hold").has_run(1)
     with pytest.raises(DuplicateError) as caught:

@@ -129,6 +129,8 @@ def test_listings_never_walk_the_keyspace(bench: Bench, client: redis.Redis) -> 
         client,
         lambda: (
             list(store.holds()),
+            store.look(bench.key.digest),
+            store.surroundings(bench.key.digest),
             store.page(HoldQuery(text="x"), 9),
             store.census(),
             store.stats(),
