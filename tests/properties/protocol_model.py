@@ -160,7 +160,7 @@ class Model:
             yield from self._work(world, index, worker, may_fail)
         yield from self._lapses(world, may_fail)
 
-    # --- what need not be interleaved -------------------------------------------------------------------------
+    # --- what need not be interleaved -----------------------------------------------------------------------
 
     def _alone(self, world: World, may_fail: bool) -> Iterator[Step] | None:
         """The steps of one process whose next step concerns nobody else: when it is taken makes no difference to others.
@@ -190,7 +190,7 @@ class Model:
     def _reads_results(self) -> bool:
         return self.setup.after_get or bool(self.setup.awaited)
 
-    # --- producers --------------------------------------------------------------------------------------------
+    # --- producers ------------------------------------------------------------------------------------------
 
     def _produce(self, world: World, number: int, call: Call, may_fail: bool) -> Iterator[Step]:
         name = f"call {number}"
@@ -250,7 +250,7 @@ class Model:
     def _dies(world: World, number: int) -> World:
         return world.call(number, phase="dead").fault(f"producer killed:{number}")
 
-    # --- broker -------------------------------------------------------------------------------------------------
+    # --- broker ---------------------------------------------------------------------------------------------
 
     @staticmethod
     def _again(world: World, message: Message) -> World:
@@ -263,7 +263,7 @@ class Model:
         over = fault in ("killed stored", "killed retried")
         return world.fault(f"{fault if over else 'lost'}:{message.call}")
 
-    # --- a worker takes a message -------------------------------------------------------------------------------
+    # --- a worker takes a message ---------------------------------------------------------------------------
 
     def _take(self, world: World, message: Message, may_fail: bool) -> Iterator[Step]:
         queue = list(world.queue)
@@ -350,7 +350,7 @@ class Model:
     def _returns(self, message: Message) -> bool:
         return self.memory.execution(message).redelivery_possible
 
-    # --- a worker goes on -----------------------------------------------------------------------------------------
+    # --- a worker goes on -----------------------------------------------------------------------------------
 
     def _work(self, world: World, index: int, worker: Worker, may_fail: bool) -> Iterator[Step]:
         if worker.phase == "aside":
@@ -402,7 +402,7 @@ class Model:
             yield f"{message.delivery} is given back by its body", self._requeue(world, index, worker)
             yield f"cold shutdown in the body of {message.delivery}", self._exit(world, index, worker)
 
-    # --- retry ------------------------------------------------------------------------------------------------------
+    # --- retry ----------------------------------------------------------------------------------------------
 
     def _ask_for_retry(self, world: World, index: int, worker: Worker) -> World:
         world, retry = self._minted(world, worker)
@@ -441,7 +441,7 @@ class Model:
         store = self.memory.take_back(world.store, worker.retry.delivery, worker.retry.seq)
         return self._end(world._replace(store=store), index, worker._replace(retry=None), "rejected")
 
-    # --- the end of a body --------------------------------------------------------------------------------------------
+    # --- the end of a body ----------------------------------------------------------------------------------
 
     def _end(self, world: World, index: int, worker: Worker, how: str) -> World:
         store = self.memory.end(world.store, worker.message, worker.holder, how)
@@ -504,7 +504,7 @@ class Model:
             world = self._settle(world, index, worker)
         return self._give_back(world.worker(index, None), worker.message, "cold")
 
-    # --- aside ------------------------------------------------------------------------------------------------------------
+    # --- aside ----------------------------------------------------------------------------------------------
 
     def _step_aside(self, world: World, index: int, worker: Worker, may_fail: bool) -> Iterator[Step]:
         aside, message = worker.aside, worker.message
@@ -547,7 +547,7 @@ class Model:
                 failed = failed.call(message.call, result="failure")
             yield f"{message.delivery}: publish of its deferral fails", failed
 
-    # --- faults -------------------------------------------------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------------------
 
     def _faults(self, world: World, index: int, worker: Worker) -> Iterator[Step]:
         message, phase = worker.message, worker.phase
@@ -574,7 +574,7 @@ class Model:
                 lapsed.fault(f"mark lapsed:{message.call}"),
             )
 
-    # --- time -----------------------------------------------------------------------------------------------------------------
+    # --- time -----------------------------------------------------------------------------------------------
 
     def _lapses(self, world: World, may_fail: bool) -> Iterator[Step]:
         running = {worker.holder for worker in world.workers if worker.phase in RUNNING}
@@ -630,7 +630,7 @@ class Model:
         if not world.happened(f"producer killed:{call}", f"lost:{call}"):
             raise ViolationError(f"q of call {call} is left behind and blocks the key")
 
-    # --- at the end ---------------------------------------------------------------------------------------------------------------
+    # --- at the end -----------------------------------------------------------------------------------------
 
     def check_end(self, world: World) -> None:
         """Nothing more will happen by itself: no call was lost, and the key is free."""

@@ -30,7 +30,7 @@ class Store(MemoryLeaseStore):
         self._state.forget(kind, ask.key.digest)
 
 
-# --- who is mine (E1) -----------------------------------------------------------------------------------------
+# --- who is mine (E1) ---------------------------------------------------------------------------------------
 
 
 class MineByDelivery(Store):
@@ -53,7 +53,7 @@ class PlainDeleteAtEnd(Store):
         return super().end(replace(ask, holder=r.hold.holder) if r else ask)
 
 
-# --- two steps to end (E8) --------------------------------------------------------------------------------------
+# --- two steps to end (E8) ----------------------------------------------------------------------------------
 
 
 class SettledAtEnd(Store):
@@ -90,7 +90,7 @@ class SettlesWithoutState(Model):
         return True
 
 
-# --- twins (E9) -----------------------------------------------------------------------------------------------------
+# --- twins (E9) ---------------------------------------------------------------------------------------------
 
 
 class TwinAcknowledgedAway(Model):
@@ -103,7 +103,7 @@ class StartedBeforeTheGate(Model):
         return super()._start(self._started(world, message.call), message)
 
 
-# --- retries (E10) ----------------------------------------------------------------------------------------------------
+# --- retries (E10) ------------------------------------------------------------------------------------------
 
 
 class QueuedHoldAfterPublish(Model):
@@ -143,7 +143,7 @@ class SupersededByItsOwnRetry(Store):
         return super().start(ask)
 
 
-# --- order (E13) ----------------------------------------------------------------------------------------------------------
+# --- order (E13) --------------------------------------------------------------------------------------------
 
 
 class NoMarkOfStarted(Store):
@@ -188,7 +188,7 @@ class RetryIsNumberedAnew(Store):
         return super().enqueue(replace(ask, seq=0))
 
 
-# --- stepping aside (D1, E14) -------------------------------------------------------------------------------------------------
+# --- stepping aside (D1, E14) -------------------------------------------------------------------------------
 
 
 class AcknowledgesBeforeItDefers(Model):
