@@ -10,7 +10,8 @@ from __future__ import annotations
 from django.contrib import admin
 
 from django_celery_once_fenced.admin_doubts import InDoubtAdmin
-from django_celery_once_fenced.admin_ledger import EventAdmin, LedgerEntryAdmin
+from django_celery_once_fenced.admin_events import EventAdmin
+from django_celery_once_fenced.admin_ledger import LedgerEntryAdmin
 from django_celery_once_fenced.admin_locks import HeldLockAdmin
 from django_celery_once_fenced.admin_overview import OverviewAdmin
 from django_celery_once_fenced.mixins import HeldLocksMixin

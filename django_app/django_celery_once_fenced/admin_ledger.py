@@ -1,15 +1,14 @@
 # ruff: noqa: ARG002 - the signatures are Django's
-"""The pages *Dedup records*, *Keys in doubt* and *Events*: the ledger, as fast with millions of rows as with ten."""
+"""The page *Dedup records*: the ledger, with what can be done to an entry."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q
 from django.http import HttpResponseRedirect
@@ -17,8 +16,7 @@ from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.html import format_html
-from django.utils.safestring import mark_safe
-from django.utils.text import Truncator, capfirst
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -29,24 +27,17 @@ from django_celery_once_fenced import conf
 from django_celery_once_fenced.admin_locks import ReasonForm
 from django_celery_once_fenced.admin_reading import (
     PAGE,
-    ReadOnlyAdmin,
     isolated,
     to_the_second,
     with_note,
     with_task,
 )
-from django_celery_once_fenced.estimates import PAGES, EstimatingPaginator
 from django_celery_once_fenced.ledger_filters import (
-    WINDOW,
     AttemptsFilter,
-    KindFilter,
     TaskFilter,
     WhenFilter,
-    cut,
-    of_when,
 )
 from django_celery_once_fenced.models import Effect, Event, LedgerEntry, State
-from django_celery_once_fenced.overview import EVENTS
 from django_celery_once_fenced.records import log, note_pruned
 from django_celery_once_fenced.spans import lasting
 
@@ -56,94 +47,15 @@ if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
 
-__all__ = ["EventAdmin", "LedgerChangeList", "LedgerEntryAdmin"]
+from django_celery_once_fenced.admin_lists import LedgerListAdmin
+
+__all__ = ["LedgerEntryAdmin"]
 
 SHORT = 80
 """Characters of a result or an error in a list."""
 BATCHES, BATCH = 20, 1000
 """What one click prunes at most; the command line prunes on."""
 DAY = 86400.0
-
-
-class LedgerChangeList(ChangeList):
-    """Says how many rows there are, about, and among how many it looked."""
-
-    window = False
-
-    @property
-    def _admin(self) -> LedgerListAdmin:
-        return cast(LedgerListAdmin, self.model_admin)
-
-    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
-        queryset: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
-        if not self._searches():
-            return queryset
-        column = self._admin.window_column
-        oldest = cut(of_when(self.root_queryset, self.params.get("when", "")), column, self._admin.window)
-        if oldest is None:
-            return queryset
-        self.window = True
-        return queryset.filter(**{f"{column}__gt": oldest})
-
-    def _searches(self) -> bool:
-        """By anything that no index leads to."""
-        exact = bool(self.query) and self._admin.is_exact(self.query)
-        chosen = set(self.params) | set(self.get_filters_params())
-        return (bool(self.query) and not exact) or any(
-            name in self._admin.windowed_filters for name in chosen
-        )
-
-    @property
-    def page_numbers(self) -> list[Any]:
-        """The pages that are linked to, with gaps; none where there is but one."""
-        return list(self.paginator.get_elided_page_range(self.page_num)) if self.multi_page else []
-
-    @property
-    def count_text(self) -> str:
-        """How many there are, for people."""
-        names = {
-            "number": self.result_count,
-            "name": self.opts.verbose_name if self.result_count == 1 else self.opts.verbose_name_plural,
-        }
-        about = getattr(self.paginator, "about", False)
-        return (_("about %(number)d %(name)s") if about else _("%(number)d %(name)s")) % names
-
-    @property
-    def window_text(self) -> str:
-        """What the list leaves out; empty where it leaves out nothing."""
-        if self.window:
-            return _(
-                "Looked among the newest %(window)d. Further back: give a whole key, digest or task id, or a date."
-            ) % {"window": self._admin.window}
-        if getattr(self.paginator, "about", False):
-            return _("The newest %(rows)d can be turned here. Further back leads a filter or a search.") % {
-                "rows": PAGES * PAGE
-            }
-        return ""
-
-
-class LedgerListAdmin(ReadOnlyAdmin):
-    """A list of rows by an indexed column, newest first."""
-
-    paginator = EstimatingPaginator
-    window_column: ClassVar[str] = "started_at"
-    window: ClassVar[int] = WINDOW
-    windowed_filters: ClassVar[tuple[str, ...]] = ()
-    change_list_template = "admin/once_fenced/ledger_list.html"
-    show_facets = admin.ShowFacets.NEVER  # each would count the table
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return LedgerChangeList
-
-    def is_exact(self, term: str) -> bool:
-        """Whether an index finds what this search asks for."""
-        return False
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        title = capfirst(str(self.opts.verbose_name_plural))
-        return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
 
 class LedgerEntryAdmin(LedgerListAdmin):
@@ -369,83 +281,3 @@ class PruneForm(forms.Form):
 def _due(grace: float) -> int:
     ledger = runtime.current().ledger
     return ledger.due(grace) if ledger is not None else 0
-
-
-class EventAdmin(LedgerListAdmin):
-    list_display = ("when", "kind_badge", "about", "tokens", "workers", "by")
-    list_filter: ClassVar[Any] = (KindFilter,)
-    window_column = "id"
-    window = EVENTS
-    windowed_filters = ("kind",)
-    search_fields = ("resource", "task_id")
-    search_help_text = gettext_lazy("Resource, or part of it; task id; digest")
-    ordering = ("-id",)
-    sortable_by = ()
-    fieldsets = (
-        (None, {"fields": ("at", "kind", "resource_text", "actor", "detail_text")}),
-        (
-            gettext_lazy("Who"),
-            {"fields": ("key_digest", "task_name", "task_id", "holder", "worker", "token")},
-        ),
-        (
-            gettext_lazy("Taken over from"),
-            {"fields": ("old_key_digest", "old_task_id", "old_holder", "old_worker", "old_token")},
-        ),
-    )
-    readonly_fields = ("resource_text", "detail_text")
-
-    @admin.display(description=gettext_lazy("at"))
-    def when(self, event: Event) -> str:
-        return to_the_second(event.at)
-
-    @admin.display(description=gettext_lazy("resource and task"))
-    def about(self, event: Event) -> SafeString | str:
-        return with_task(event.resource or event.key_digest or "", event.task_name or "")
-
-    @admin.display(description=gettext_lazy("by"))
-    def by(self, event: Event) -> SafeString | str:
-        if not event.actor and not event.detail:
-            return "-"
-        return with_note(isolated(event.actor), isolated(Truncator(event.detail or "").chars(SHORT)))
-
-    @admin.display(description=gettext_lazy("event"))
-    def kind_badge(self, event: Event) -> SafeString | str:
-        return format_html('<span class="of-badge">{}</span>', event.kind)
-
-    @admin.display(description=gettext_lazy("resource"))
-    def resource_text(self, event: Event) -> SafeString | str:
-        return isolated(event.resource)
-
-    @admin.display(description=gettext_lazy("token"))
-    def tokens(self, event: Event) -> SafeString | str:
-        return _from_to(event.old_token, event.token)
-
-    @admin.display(description=gettext_lazy("worker"))
-    def workers(self, event: Event) -> SafeString | str:
-        return _from_to(event.old_worker, event.worker)
-
-    @admin.display(description=gettext_lazy("detail"))
-    def detail_text(self, event: Event) -> SafeString | str:
-        return isolated(event.detail)
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        if not search_term:
-            return queryset, False
-        if self.is_exact(search_term):
-            return queryset.filter(Q(key_digest=search_term) | Q(old_key_digest=search_term)), False
-        of_task = Q(task_id=search_term) | Q(old_task_id=search_term)
-        return queryset.filter(Q(resource__contains=search_term) | of_task), False
-
-    def is_exact(self, term: str) -> bool:
-        return bool(operate.DIGEST.fullmatch(term))
-
-
-def _from_to(old: object, new: object) -> SafeString | str:
-    if old is None and new is None:
-        return "-"
-    if old is None or new is None:
-        return isolated(new if old is None else old)
-    arrow = mark_safe('<span class="of-arrow">→</span>')
-    return format_html("<bdi>{}</bdi> {} <bdi>{}</bdi>", old, arrow, new)

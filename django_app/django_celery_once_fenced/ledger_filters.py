@@ -72,7 +72,7 @@ class TaskFilter(admin.SimpleListFilter):
 def _counted() -> set[str]:
     """Tasks of the correctness tier that ran somewhere, and that this process does not know."""
     try:
-        return {task for task in runtime.current().leases.stats() if task and not tiers.tier_of(task)}
+        return {task for task in runtime.current().readings.stats() if task and not tiers.tier_of(task)}
     except OnceError:
         return set()
 

@@ -115,7 +115,7 @@ def lock_page(
 
 def _leases(query: HoldQuery | None, size: int, cursor: Cursor | None, *, back: bool) -> tuple[HoldPage, str]:
     try:
-        store = runtime.current().leases
+        store = runtime.current().readings
         if query is None:
             return HoldPage((), store.page(HoldQuery(), 1).total), ""
         return store.page(
@@ -194,14 +194,14 @@ def _fence(resource: str) -> Lock | None:
 
 def _slots(digest: str) -> Iterator[Lock]:
     """Both slots of a key and its twin guards."""
-    for listed in _search(runtime.current().leases, HoldQuery(text=digest)):
+    for listed in _search(runtime.current().readings, HoldQuery(text=digest)):
         if listed.hold.digest == digest:
             yield of_hold(listed)
 
 
 def leases_of(holder: str) -> Iterator[Lock]:
     """The leases that a holder has in Redis: to be released together with its fence."""
-    for listed in _search(runtime.current().leases, HoldQuery(slot="r", text=holder)):
+    for listed in _search(runtime.current().readings, HoldQuery(slot="r", text=holder)):
         if listed.hold.holder == holder:
             yield of_hold(listed)
 
@@ -212,7 +212,7 @@ def locks_reading(texts: Iterable[str]) -> list[Lock]:
     found = [of_fence(fence) for fence in held_fences().fences]
     fenced = {lock.holder for lock in found}
     for text in wanted:
-        leases = _search(runtime.current().leases, HoldQuery(text=text.lower()))
+        leases = _search(runtime.current().readings, HoldQuery(text=text.lower()))
         found += [of_hold(listed) for listed in leases if listed.hold.holder not in fenced]
     kept: Mapping[str, Lock] = {lock.id: lock for lock in found if any(_reads(lock, text) for text in wanted)}
     return sorted(kept.values(), key=lambda lock: lock.at)

@@ -182,7 +182,7 @@ class _Leases:
 
 
 def _leases() -> _Leases:
-    store = runtime.current().leases
+    store = runtime.current().readings
     return _Leases(store.census(), store.stats(), store.hours())
 
 
