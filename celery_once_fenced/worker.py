@@ -199,6 +199,8 @@ def _publish_again(task: SingletonTask, request: Any, header: Header, seconds: f
     except Exception as error:
         if task.acks_late:
             raise Reject(f"could not be deferred: {error}", requeue=True) from error
+        if header.key is not None:  # acknowledged already, so it will not run (E11)
+            task.blueprint.runtime.admission.withdraw(header.key.digest, header.delivery)
         raise DeferralFailedError(request.id, str(error)) from error
 
 

@@ -113,7 +113,7 @@ def test_what_is_not_a_time_is_not_shown_as_one(
 ) -> None:
     hold = Hold("q", "0" * 64, "?", "", "", since, 60.0, text="feed:9")
     page = HoldPage([Listed(hold, Cursor(0, "m"))], 1)
-    monkeypatch.setattr(leases, "page", lambda *_args, **_options: page)
+    monkeypatch.setattr(type(leases), "page", lambda *_args, **_options: page)
     assert "feed:9" in shown(admin, "heldlock")
 
 
