@@ -7,14 +7,13 @@ all the same and settled in the worker (E12); a hold whose call was revoked is n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from celery_once_fenced.arrears import Arrears
 from celery_once_fenced.errors import DuplicateError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.keys import Key
-from celery_once_fenced.lease import queued_hold
 from celery_once_fenced.stores import Confirm, Defer, Deferred, Enqueue, Enqueued, Hold, LeaseStore
 
 __all__ = ["Admission", "Call", "Permit"]
@@ -30,9 +29,8 @@ class Call:
     """``on_duplicate="raise"``."""
     strict: bool
     """``on_store_error="raise"``: no store, no call."""
-    delay: float
-    expires: float | None
     queue_hold: float
+    """What a call without delay and expiry is held for."""
     revoked: Callable[[str], bool]
     """Whether the result backend knows a task id as revoked (E15)."""
 
@@ -76,7 +74,7 @@ class Admission:
         """The same for many calls, in one round trip; what would be raised is answered in the call's place (E18)."""
         try:
             self._arrears.pay()
-            answers = self._leases.enqueue_many([_question(call) for call in calls])
+            answers = self._leases.enqueue_many([call.question for call in calls])
         except StoreUnavailableError as error:
             return [_or_error(self._unguarded, call, error) for call in calls]
         return [
@@ -95,7 +93,7 @@ class Admission:
         return Permit("enqueued", "free", seq=answer.seq)
 
     def _enqueue(self, call: Call) -> Enqueued:
-        question = _question(call)
+        question = call.question
         self._arrears.pay()
         answer = self._leases.enqueue(question)
         if self._blocked(call, answer) and answer.by is not None:
@@ -190,12 +188,10 @@ class Admission:
 
 def is_repeated(times: int) -> bool:
     """Whether so many refusals in a row are worth a warning: the tenth, the hundredth and so on."""
+    if times < 10:
+        return False
     digits = str(times)
-    return times >= 10 and digits[0] == "1" and not digits[1:].strip("0")
-
-
-def _question(call: Call) -> Enqueue:
-    return replace(call.question, hold=queued_hold(call.queue_hold, delay=call.delay, expires=call.expires))
+    return digits[0] == "1" and not digits[1:].strip("0")
 
 
 def _or_error(decide: Callable[..., Permit], *about: Any) -> Permit | Exception:

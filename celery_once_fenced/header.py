@@ -7,7 +7,7 @@ message, but checks its form: a header it cannot read counts as missing, and the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,41 +65,44 @@ class Header:
     @classmethod
     def parse(cls, raw: object) -> Header | None:
         """The header of a message, or None when there is none or it is not of this form."""
-        if not isinstance(raw, Mapping):
+        if not isinstance(raw, dict | Mapping):
             return None
-        delivery = _text(raw, "id")
-        return cls(
-            key=_key(raw),
-            fingerprint=_digest(raw, "fp"),
-            delivery=delivery,
-            run=_text(raw, "run") or delivery,
-            awaited=raw.get("awaited") is True,
-            deferrals=_count(raw, "n"),
-            republished=_count(raw, "again"),
-            answer_from=_text(raw, "from"),
-            bypass=raw.get("bypass") is True,
-            packed=raw.get("packed") is True,
-            seq=_count(raw, "seq"),
-            waiting_since=_count(raw, "since"),
-            once_key=_text(raw, "once_key") or None,
-        )
+        said = {_READERS[name][0]: _READERS[name][1](raw[name]) for name in raw if name in _READERS}
+        digest, text = said.pop("digest", None), said.pop("text", "")
+        said["run"] = said.get("run") or said.get("delivery", "")
+        return cls(key=Key(digest, text[:255]) if digest else None, **said)
 
 
-def _text(raw: Mapping[str, object], name: str) -> str:
-    value = raw.get(name)
+def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _count(raw: Mapping[str, object], name: str) -> int:
-    value = raw.get(name)
+def _count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
-def _digest(raw: Mapping[str, object], name: str) -> str | None:
-    value = _text(raw, name)
-    return value if _DIGEST.fullmatch(value) else None
+def _flag(value: object) -> bool:
+    return value is True
 
 
-def _key(raw: Mapping[str, object]) -> Key | None:
-    digest = _digest(raw, "key")
-    return Key(digest, _text(raw, "text")[:255]) if digest else None
+def _digest(value: object) -> str | None:
+    return value if isinstance(value, str) and _DIGEST.fullmatch(value) else None
+
+
+_READERS: Mapping[str, tuple[str, Callable[[object], Any]]] = {
+    "key": ("digest", _digest),
+    "text": ("text", _text),
+    "fp": ("fingerprint", _digest),
+    "id": ("delivery", _text),
+    "run": ("run", _text),
+    "awaited": ("awaited", _flag),
+    "n": ("deferrals", _count),
+    "again": ("republished", _count),
+    "from": ("answer_from", _text),
+    "bypass": ("bypass", _flag),
+    "packed": ("packed", _flag),
+    "seq": ("seq", _count),
+    "since": ("waiting_since", _count),
+    "once_key": ("once_key", lambda value: _text(value) or None),
+}
+"""What a message may say, which field that is, and how it is read: what is of another form counts as not said."""

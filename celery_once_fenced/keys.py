@@ -12,7 +12,7 @@ worker from the decoded message (``send_task``, another language, an old message
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -240,7 +240,7 @@ def operation_digest(key_digest: str, run_id: str) -> bytes:
 
 def new_id() -> str:
     """A random 128-bit id, 32 hexadecimal characters: for holders and deliveries (E1)."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 # --- declaration --------------------------------------------------------------------------------------------

@@ -32,11 +32,12 @@ BACKOFF_MOST = 32.0
 SHORTEST_DEFERRAL = 0.05
 RETRY_AFTER = 0.5
 """Seconds at most between two tries of a renewal that failed."""
+_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def boot_clock() -> float:
     """Seconds on a clock that goes on while the machine is suspended, where the platform has one (E4)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
 
 def trust_window(ttl: float) -> float:

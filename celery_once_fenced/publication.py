@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -39,6 +38,8 @@ AWAITING_OPTIONS = ("chain", "chord", "group_id", "link", "link_error", "parent_
 """Options of apply_async with which something waits for this very call (E12).  ``parent_id`` is given by Celery alone,
 to a callback: an exception from its publish would make a failure of the task that has just succeeded.
 """
+_UNPACKED = Header()
+"""What a call has before it is published: nothing yet, but where a stored message names it (L9)."""
 
 
 class Publication:
@@ -53,6 +54,7 @@ class Publication:
         options: dict[str, Any],
     ) -> None:
         self.task = task
+        self._blueprint = task.blueprint
         self.args = args
         self.kwargs = kwargs
         self.task_id = task_id or uuid()
@@ -66,7 +68,7 @@ class Publication:
             return self._send_unguarded("bypassed", refused=bypass)
         if before is not None and before.key is not None and self.options.get("retries"):
             return self._send_successor(before.key, before)
-        packed = before if before is not None and before.packed else Header()
+        packed = before if before is not None and before.packed else _UNPACKED
         header = self._header(packed, once_key)
         if header.key is None:
             return self._send_unguarded("no_key", refused=False)
@@ -79,7 +81,7 @@ class Publication:
 
         Raises what ``send`` raises for arguments that cannot be made into a key.
         """
-        header = self._header(Header(), None)
+        header = self._header(_UNPACKED, None)
         asks = header.key is not None and self._asks
         return header, self._call(header.key, header) if asks and header.key is not None else None
 
@@ -93,7 +95,7 @@ class Publication:
         """A stored message that knows its key keeps it: the call may have named another than its arguments make (L14)."""
         key, fingerprint = packed.key, packed.fingerprint
         if key is None:
-            derived = self.task.blueprint.recipe.derive_call(self.args, self.kwargs, once_key)
+            derived = self._blueprint.recipe.derive_call(self.args, self.kwargs, once_key)
             key, fingerprint = derived.key, derived.fingerprint
         return Header(
             key=key,
@@ -107,16 +109,20 @@ class Publication:
 
     @property
     def _header_before(self) -> Header | None:
-        return Header.parse((self.options.get("headers") or {}).get(HEADER))
+        headers = self.options.get("headers")
+        return Header.parse(headers.get(HEADER)) if headers else None
 
     @property
     def _awaited(self) -> bool:
-        return self.preassigned or any(self.options.get(name) for name in AWAITING_OPTIONS)
+        options = self.options
+        return self.preassigned or (bool(options) and any(options.get(name) for name in AWAITING_OPTIONS))
 
     @property
     def _replaces_current(self) -> bool:
+        if not self.preassigned:
+            return False
         current = self.task.app.current_worker_task
-        return self.preassigned and current is not None and current.request.id == self.task_id
+        return current is not None and current.request.id == self.task_id
 
     def _continued(self, header: Header) -> Header:
         """What replaces the current task is not newer than it, where it has the same key (E13)."""
@@ -129,10 +135,11 @@ class Publication:
     def _send_permitted(self, key: Key, header: Header, permit: Permit) -> Any:
         if not permit.publish and permit.by is not None:
             return self._with_outcome(self.task.AsyncResult(permit.by.task_id), permit, key.text)
-        span = self.task.blueprint.policy.span
+        span = self._blueprint.policy.span
         if permit.status == "awaiting" and permit.by is not None and not span.ordered:
             header = replace(header, answer_from=permit.by.task_id)
-        header = replace(header, seq=permit.seq)
+        if header.seq != permit.seq:
+            header = replace(header, seq=permit.seq)
         result = self._publish(header, withdraw=permit.status in ("enqueued", "replaced"))
         if span.displaces and permit.seq:
             self._admission.confirm(key, header.delivery, published=True)
@@ -140,7 +147,7 @@ class Publication:
 
     @property
     def _asks(self) -> bool:
-        span = self.task.blueprint.policy.span
+        span = self._blueprint.policy.span
         return span.sets_q or span.refused_by_q or span.refused_by_r
 
     def _ask(self, key: Key, header: Header) -> Permit | None:
@@ -156,17 +163,16 @@ class Publication:
             republished=0,
             waiting_since=0,
         )
-        policy = self.task.blueprint.policy
+        policy = self._blueprint.policy
         if policy.span.sets_q and policy.unique != "until_expired":
-            hold = queued_hold(policy.queue_hold, delay=self._delay, expires=self._expires)
-            question = replace(self._question(key, header, "successor"), hold=hold)
+            question = self._question(key, header, "successor", policy.queue_hold)
             header = replace(header, seq=self._admission.succeed(question))
         result = self._publish(header, withdraw=True)
         result.outcome = Outcome(status="enqueued", reason="retry", key=key.text, task_id=self.task_id)
         return result
 
     def _send_unguarded(self, reason: str, *, refused: bool) -> Any:
-        if refused and self.task.blueprint.policy.tier == "correctness":
+        if refused and self._blueprint.policy.tier == "correctness":
             raise GrantError(f"task {self.task.name} is in the correctness tier: once=False is refused")
         result = self._publish(Header(bypass=True), withdraw=False)
         result.outcome = Outcome(status="unguarded", reason=reason, key=None, task_id=self.task_id)
@@ -174,29 +180,28 @@ class Publication:
 
     @property
     def _admission(self) -> Admission:
-        return self.task.blueprint.runtime.admission
+        return self._blueprint.runtime.admission
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _question(self, key: Key, header: Header, mode: Mode) -> Enqueue:
-        span = self.task.blueprint.policy.span
-        call = kept.pack(self.task.name, self.args, self.kwargs) if span.keeps_last and mode == "new" else ""
-        return Enqueue(key, self.task.name, span, header.delivery, self.task_id, 0.0, mode, header.seq, call)
+    def _question(self, key: Key, header: Header, mode: Mode, hold: float) -> Enqueue:
+        task, span = self.task.name, self._blueprint.policy.span
+        call = kept.pack(task, self.args, self.kwargs) if span.keeps_last and mode == "new" else ""
+        seconds = queued_hold(hold, delay=self._delay, expires=self._expires)
+        return Enqueue(key, task, span, header.delivery, self.task_id, seconds, mode, header.seq, call)
 
     def _call(self, key: Key, header: Header) -> Call:
-        policy = self.task.blueprint.policy
+        policy = self._blueprint.policy
         return Call(
-            question=self._question(key, header, "awaited" if header.awaited else "new"),
+            question=self._question(key, header, "awaited" if header.awaited else "new", policy.hold),
             awaited=header.awaited,
             raises=policy.on_duplicate == "raise",
             strict=policy.tier == "efficiency" and policy.on_store_error == "raise",
-            delay=self._delay,
-            expires=self._expires,
             queue_hold=policy.hold,
             revoked=self._is_revoked,
         )
 
-    @cached_property
+    @property
     def _delay(self) -> float:
         """Seconds until the message may run."""
         return self._seconds_until(self.options.get("countdown") or self.options.get("eta")) or 0.0
@@ -230,7 +235,7 @@ class Publication:
             raise
 
     def _take_back(self, key: Key, header: Header) -> None:
-        if self.task.blueprint.policy.span.displaces and header.seq:
+        if self._blueprint.policy.span.displaces and header.seq:
             self._admission.confirm(key, header.delivery, published=False)
         else:
             self._admission.withdraw(key.digest, header.delivery)

@@ -74,7 +74,7 @@ def _on_revoked(sender: Any = None, request: Any = None, terminated: bool = Fals
 
 def _on_before_publish(headers: dict[str, Any] | None = None, properties: Any = None, **_: Any) -> None:
     """A signature of a task this process does not know leaves ``once`` and ``once_key`` among the properties (E16)."""
-    if not properties or headers is None:
+    if not properties or headers is None or not ("once" in properties or "once_key" in properties):
         return
     bypass, once_key = properties.pop("once", True) is False, properties.pop("once_key", None)
     if (bypass or once_key) and HEADER not in headers:
@@ -107,7 +107,7 @@ def _on_process_init(**_: Any) -> None:
 
 
 def _is_guarded(task: Any) -> bool:
-    return hasattr(task, "blueprint") and hasattr(task, "once")
+    return hasattr(task, "_blueprint") and hasattr(task, "once")
 
 
 signals.task_postrun.connect(_on_postrun, weak=False, dispatch_uid="celery_once_fenced.postrun")

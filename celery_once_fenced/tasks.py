@@ -161,9 +161,11 @@ class SingletonTask(Task):
     @property
     def blueprint(self) -> Blueprint:
         """How this task is guarded.  Raises ``ConfigError`` when its options or the settings are wrong."""
-        if type(self)._blueprint is None:
+        blueprint = type(self)._blueprint
+        if blueprint is None:
             type(self)._guard(self._get_app(), [])
-        return cast(Blueprint, type(self)._blueprint)
+            blueprint = cast(Blueprint, type(self)._blueprint)
+        return blueprint
 
     # --- calling ------------------------------------------------------------------------------------------------------
 

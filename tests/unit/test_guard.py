@@ -22,10 +22,11 @@ from celery_once_fenced.errors import (
 from celery_once_fenced.events import observing
 from celery_once_fenced.grant import current_grant
 from celery_once_fenced.guard import SUCCESSOR_PAUSES, Guard
+from celery_once_fenced.lease import queued_hold
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.run import Again, Conflict, Defer, Drop, Execution, Returned, Skip
 from celery_once_fenced.stores import Defer as Deferral
-from celery_once_fenced.stores import Enqueue, Held, Settle
+from celery_once_fenced.stores import Enqueue, Held, Mode, Settle
 from tests.fixtures.deliveries import (
     LEASE,
     Bench,
@@ -353,16 +354,13 @@ def admission(bench: Bench) -> Admission:
 
 def call(name: str = "c1", **fields: Any) -> Call:
     span = policy().span
-    awaited = fields.get("awaited", False)
-    question = Enqueue(
-        key(), "shop.post", span, name, f"task of {name}", 0.0, "awaited" if awaited else "new"
-    )
+    mode: Mode = "awaited" if fields.get("awaited") else "new"
+    hold = queued_hold(3600.0, delay=fields.pop("delay", 0.0), expires=fields.pop("expires", None))
+    question = Enqueue(key(), "shop.post", span, name, f"task of {name}", hold, mode)
     defaults: dict[str, Any] = {
         "awaited": False,
         "raises": False,
         "strict": False,
-        "delay": 0.0,
-        "expires": None,
         "queue_hold": 3600.0,
         "revoked": lambda task_id: False,
     }
@@ -438,7 +436,7 @@ def test_hold_that_a_hung_redis_takes_when_it_wakes_does_not_suppress_the_next_c
     first = call()
     admission.admit(first)
     bench.leases.away = set()
-    bench.leases.enqueue(replace(first.question, hold=3600.0))  # what it was sent and did not answer
+    bench.leases.enqueue(first.question)  # what it was sent and did not answer
     assert admission.admit(call("c2")).status == "enqueued"
 
 
