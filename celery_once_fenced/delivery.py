@@ -15,7 +15,7 @@ from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import Key, new_id
 from celery_once_fenced.policy import Policy
 from celery_once_fenced.post import CeleryPost
-from celery_once_fenced.run import Control, Execution
+from celery_once_fenced.run import Control, Execution, TakeKept, take_nothing
 
 if TYPE_CHECKING:
     from celery_once_fenced.blueprint import Blueprint
@@ -34,7 +34,11 @@ def enforce_limits() -> None:
 
 
 def execution_of(
-    task: SingletonTask, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    task: SingletonTask,
+    request: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    take_kept: TakeKept = take_nothing,
 ) -> Execution | None:
     """The delivery as the guard sees it; None where it is not guarded."""
     header = Header.parse(getattr(request, HEADER, None)) or Header()
@@ -43,8 +47,10 @@ def execution_of(
     known = _identified(task, request, header, args, kwargs)
     if known.key is None:
         return None
-    described = _described(task, request, known.key, known, args, kwargs)
-    return described if header.delivery else replace(described, unannounced=True)
+    resource = _resource(task.blueprint, known.key, args, kwargs)
+    return _described(
+        task, request, known.key, known, resource, unannounced=not header.delivery, take_kept=take_kept
+    )
 
 
 def renumber(request: Any, seq: int) -> None:
@@ -72,15 +78,17 @@ def _described(
     request: Any,
     key: Key,
     header: Header,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    resource: str,
+    *,
+    unannounced: bool,
+    take_kept: TakeKept,
 ) -> Execution:
     blueprint = task.blueprint
     policy = _with_limit(blueprint.policy, task, request)
     return Execution(
         key=key,
         fingerprint=header.fingerprint,
-        resource=_resource(blueprint, key, args, kwargs),
+        resource=resource,
         policy=policy,
         task=task.name,
         task_id=request.id,
@@ -100,7 +108,9 @@ def _described(
         redelivery_window=blueprint.runtime.redelivery_window(policy.lease),
         control=_control,
         stored_success=partial(_stored_success, task),
-        message=partial(_packed, task, request, replace(header, key=key, run=header.run or header.delivery)),
+        unannounced=unannounced,
+        take_kept=take_kept,
+        message=partial(_packed, task, request, header),
     )
 
 
@@ -148,7 +158,8 @@ def _stored_success(task: SingletonTask, task_id: str) -> tuple[bool | None, obj
 def _packed(task: SingletonTask, request: Any, header: Header) -> str | None:
     """The message as the outbox packs one: what "run again" publishes, as the same call of the same key (L14)."""
     signature = task.signature_from_request(request, countdown=0, retries=request.retries)
-    same = Header(key=header.key, fingerprint=header.fingerprint, run=header.run, seq=header.seq)
+    run = header.run or header.delivery
+    same = Header(key=header.key, fingerprint=header.fingerprint, run=run, seq=header.seq)
     signature.set(headers={**(signature.options.get("headers") or {}), HEADER: same.dump()})
     try:
         return CeleryPost(task.app).pack(signature, request.id, new_id())

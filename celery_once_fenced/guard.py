@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import NamedTuple
 
 from celery_once_fenced.arrears import Arrears
 from celery_once_fenced.correctness import Correctness
@@ -51,6 +52,15 @@ RESULT_PAUSES = SUCCESSOR_PAUSES
 """Seconds: an awaited duplicate that overtakes the result of its holder waits in place just so (E12a)."""
 
 
+class Ending(NamedTuple):
+    """What the end of a run does beside freeing r."""
+
+    marked: bool = True
+    """It leaves the ending mark, where a redelivery is possible (E8)."""
+    requeue: float = 0.0
+    counter: str = ""
+
+
 class Guard:
     """Runs deliveries through the stores it is given.  One per app and process; safe in threads."""
 
@@ -80,12 +90,12 @@ class Guard:
             started = self._start(execution)
         except StoreUnavailableError as error:
             return self._run_unguarded(execution, error, body)
-        if not isinstance(started, KeptLease | None):
+        if started is not None and not isinstance(started, KeptLease):
             return started
         return self._run_started(execution, started, body)
 
     def _run_started(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:
-        began, end = self._clock(), self._ending(ex, kept)
+        began = self._clock()
         ran: list[float] = []  # since when, where the body was entered: only then is its time worth measuring
 
         def noted(grant: Grant) -> object:
@@ -96,9 +106,9 @@ class Guard:
             with self._keeping(kept):
                 result = self._work(ex, kept, noted)
         except BaseException as error:
-            self._end(kept, self._end_after_error(ex, end, error), *ran[:1])
+            self._end(ex, kept, _ending_after_error(ex, error), *ran[:1])
             raise
-        self._end(kept, self._end_after(ex, end, result), *ran[:1])
+        self._end(ex, kept, _ending_after(ex, result), *ran[:1])
         return result
 
     def _work(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:
@@ -228,9 +238,9 @@ class Guard:
             return None
         renewal = Renewal(ex.key.digest, question.slot, question.holder, ex.task, question.lease)
         kept = self._keeper.granted(renewal, sent=sent, max_hold=ex.policy.max_hold)
-        if kept.lost and (end := self._ending(ex, kept)) is not None:
+        if kept.lost:
             # The answer took longer than the lease may be believed (E4).  No body was entered: no mark (E8a).
-            self._end(kept, replace(end, mark=0.0))
+            self._end(ex, kept, Ending(marked=False))
             raise StoreUnavailableError("redis", "the grant arrived after its trust window")
         return kept
 
@@ -263,34 +273,24 @@ class Guard:
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
-    def _ending(self, ex: Execution, kept: KeptLease | None) -> End | None:
+    def _end(self, ex: Execution, kept: KeptLease | None, ending: Ending, began: float | None = None) -> None:
         if kept is None:
-            return None
-        mark = ex.policy.lease if ex.redelivery_possible else 0.0
-        slot, holder = kept.renewal.slot, kept.renewal.holder
-        return End(ex.key, ex.task, slot, ex.delivery, holder, ex.task_id, mark=mark, seq=ex.seq)
-
-    def _end_after(self, ex: Execution, end: End | None, result: Returned | Aside) -> End | None:
-        """A delivery that stepped aside after its start leaves no mark and gets its q back (C10, E8a)."""
-        if end is None or isinstance(result, Returned):
-            return end and replace(end, counter=result.counter)
-        return replace(end, mark=0.0, requeue=_requeue(ex, result), counter=result.counter)
-
-    def _end_after_error(self, ex: Execution, end: End | None, error: BaseException) -> End | None:
-        """No mark where the message is given back, or the process is on its way out (E8, E8b)."""
-        if end is not None and isinstance(error, InDoubtError) and ex.policy.tier == "correctness":
-            end = replace(end, counter="in_doubt")
-        if end is None or (isinstance(error, Exception) and ex.control(error) != "requeue"):
-            return end
-        given_back = ex.control(error) == "requeue"
-        return replace(end, mark=0.0, requeue=ex.requeue_hold() if given_back else 0.0)
-
-    def _end(self, kept: KeptLease | None, end: End | None, began: float | None = None) -> None:
-        if kept is None or end is None:
             return
-        held = None if began is None else self._clock() - began
+        end = End(
+            ex.key,
+            ex.task,
+            kept.renewal.slot,
+            ex.delivery,
+            kept.renewal.holder,
+            ex.task_id,
+            mark=ex.policy.lease if ending.marked and ex.redelivery_possible else 0.0,
+            requeue=ending.requeue,
+            held=None if began is None else self._clock() - began,
+            counter=ending.counter,
+            seq=ex.seq,
+        )
         try:
-            if not self._leases.end(replace(end, held=held)):
+            if not self._leases.end(end):
                 kept.tell_lost()
         except StoreUnavailableError as error:  # the lease lapses by itself
             emit("store.failed", operation="end", key=end.key.digest, why=str(error))
@@ -304,6 +304,23 @@ class Guard:
 
     def _keeping(self, kept: KeptLease | None) -> AbstractContextManager[object]:
         return nullcontext() if kept is None else self._keeper.keeping(kept)
+
+
+def _ending_after(ex: Execution, result: Returned | Aside) -> Ending:
+    """A delivery that stepped aside after its start leaves no mark and gets its q back (C10, E8a)."""
+    if isinstance(result, Returned):
+        return Ending(counter=result.counter)
+    return Ending(marked=False, requeue=_requeue(ex, result), counter=result.counter)
+
+
+def _ending_after_error(ex: Execution, error: BaseException) -> Ending:
+    """No mark where the message is given back, or the process is on its way out (E8, E8b)."""
+    in_doubt = isinstance(error, InDoubtError) and ex.policy.tier == "correctness"
+    counter = "in_doubt" if in_doubt else ""
+    given_back = ex.control(error) == "requeue"
+    if isinstance(error, Exception) and not given_back:
+        return Ending(counter=counter)
+    return Ending(marked=False, requeue=ex.requeue_hold() if given_back else 0.0, counter=counter)
 
 
 def _requeue(ex: Execution, aside: Aside) -> float:

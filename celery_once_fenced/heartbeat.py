@@ -58,6 +58,8 @@ class Heartbeat(Generic[K]):
         self._leases: set[K] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._wakes_at = float("-inf")
+        """When the thread looks at the leases by itself, while it waits."""
 
     @contextmanager
     def keeping(self, lease: K) -> Iterator[K]:
@@ -65,7 +67,10 @@ class Heartbeat(Generic[K]):
         with self._changed:
             self._leases.add(lease)
             self._ensure_thread()
-            self._changed.notify()
+            # Most bodies end before their lease is due: waking the thread for each of them would cost more than all else
+            # here.  A time that has passed while it waits (the machine was suspended) is no time that it keeps.
+            if not self._clock() < self._wakes_at <= lease.due:
+                self._changed.notify()
         try:
             yield lease
         finally:
@@ -101,9 +106,17 @@ class Heartbeat(Generic[K]):
                 due = any(lease.due <= now for lease in self._leases)
                 if over or due:
                     return over, list(self._leases) if due else []
-                if not self._changed.wait(self._pause(now)) and not self._leases:
+                if not self._wait(now) and not self._leases:
                     self._thread = None
                     return None
+
+    def _wait(self, now: float) -> bool:
+        """Whether somebody woke us before it was time."""
+        pause = self._pause(now)
+        self._wakes_at = now + pause
+        woken = self._changed.wait(pause)
+        self._wakes_at = float("-inf")
+        return woken
 
     def _pause(self, now: float) -> float:
         return min((lease.due - now for lease in self._leases), default=LINGER)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from celery_once_fenced.grant import Grant
@@ -28,10 +29,13 @@ __all__ = [
     "Returned",
     "Skip",
     "Superseded",
+    "TakeKept",
     "back_off",
+    "take_nothing",
 ]
 
 Body = Callable[[Grant], object]
+TakeKept = Callable[[int, str], None]
 
 Control = Literal["retry", "requeue", "none"]
 """What an exception of Celery's asks for: a retry that has been published, a message given back, or nothing."""
@@ -100,6 +104,10 @@ class Superseded:
 Aside = Defer | Again | Drop | Skip | Conflict | Superseded
 
 
+def take_nothing(_seq: int, _call: str) -> None:
+    """For a span under which no call is kept."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """One delivery, as the worker sees it."""
@@ -134,7 +142,7 @@ class Execution:
     """Number of the call under ``replace`` and ``keep_last`` (E13); 0: none."""
     waiting_since: int = 0
     """When it began to wait for its turn (D3); 0: it does not."""
-    take_kept: Callable[[int, str], None] = lambda _seq, _call: None
+    take_kept: TakeKept = take_nothing
     """Takes over the number under which the body runs, and the arguments of a kept call, if not empty (E13b)."""
     message: Callable[[], str | None] = lambda: None
     """This message as text, so that an entry in doubt can be run again (L14); None where JSON cannot hold it."""
@@ -188,7 +196,7 @@ class Execution:
         span = self.policy.span
         if span.sets_r or not self.redelivery_possible:
             return span, self.key.digest
-        return replace(span, needs_r=True, sets_r=True), self.delivery
+        return _with_r(span), self.delivery
 
     def window(self) -> Enqueue | None:
         """The question that takes the window of a call that nobody admitted (W5); None where it is not to be asked.
@@ -196,8 +204,10 @@ class Execution:
         The other spans see at start who runs.  A message that came before, or that something waits for, is never left
         out (E12, E14).
         """
+        if not self.unannounced:
+            return None
         span = self.policy.span
-        asks = self.unannounced and span.sets_q and not span.clears_q and not span.ordered
+        asks = span.sets_q and not span.clears_q and not span.ordered
         if not asks or self.awaited or self.seen_before or self.policy.correctness:
             return None
         return Enqueue(self.key, self.task, span, self.delivery, self.task_id, self.policy.hold)
@@ -209,6 +219,11 @@ class Execution:
         """
         span = self.policy.span
         return self.policy.queue_hold + delay if span.sets_q and span.clears_q else 0.0
+
+
+@cache
+def _with_r(span: Span) -> Span:
+    return replace(span, needs_r=True, sets_r=True)
 
 
 def back_off(

@@ -56,9 +56,9 @@ def _settle(task: Any, passage: Passage, *, ended: bool) -> None:
     """A call that was kept for this run is over with it, but not with a retry (E13b)."""
     blueprint = task.blueprint
     window = blueprint.runtime.redelivery_window(blueprint.policy.lease) if passage.returns else 0.0
-    header, seq = passage.header, passage.seq if ended else 0
-    if header is not None and header.key is not None and (window > 0 or seq):
-        blueprint.runtime.guard.settle(Settle(header.key, header.delivery, window, seq))
+    key, seq = passage.key, passage.seq if ended else 0
+    if key is not None and (window > 0 or seq):
+        blueprint.runtime.guard.settle(Settle(key, passage.delivery, window, seq))
 
 
 def _withdraw(task: SingletonTask, header: Header | None) -> None:

@@ -19,7 +19,7 @@ from celery_once_fenced.errors import DeferralFailedError, DeferralOverflowError
 from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Grant
 from celery_once_fenced.header import HEADER, Header
-from celery_once_fenced.keys import new_id
+from celery_once_fenced.keys import Key, new_id
 from celery_once_fenced.run import Again, Aside, Conflict, Defer, Drop, Execution, Returned, Skip, Superseded
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ BACKLOG = 300.0
 class Passage:
     """What the gate keeps on a request until its task_postrun.  Only one whose body was entered settles (E8a)."""
 
-    header: Header | None = None
+    key: Key | None = None
+    delivery: str = ""
     settles: bool = False
     returns: bool = False
     """Whether this delivery may be seen again."""
@@ -60,14 +61,13 @@ def run(task: SingletonTask, request: Any, args: Sequence[Any], kwargs: Mapping[
     """Run one delivery through the guard; returns what the task returns, or raises what Celery is to do."""
     passage = request.once_passage = Passage()
     request._protected = 1  # a body that calls its own task gets a request of its own, as Celery does it
-    execution = execution_of(task, request, args, kwargs)
+    call = Call(task, request, args, kwargs, passage)
+    execution = execution_of(task, request, args, kwargs, call.take_kept)
     if execution is None:
         return task.run(*args, **kwargs)
-    passage.header = Header(key=execution.key, delivery=execution.delivery)
+    passage.key, passage.delivery = execution.key, execution.delivery
     passage.returns = execution.redelivery_possible
     passage.settles = True
-    call = Call(task, request, args, kwargs, passage)
-    execution = replace(execution, take_kept=call.take_kept)
     result = task.blueprint.runtime.guard.run(execution, call.body)
     if isinstance(result, Returned):
         return result.value

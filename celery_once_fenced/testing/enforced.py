@@ -325,8 +325,7 @@ class Enforced:
 
     def _settle(self, passage: Any, *, ended: bool) -> None:
         if passage.seq and ended:
-            key, delivery = passage.header.key, passage.header.delivery
-            self._runtime.guard.settle(Settle(key, delivery, 0.0, passage.seq))
+            self._runtime.guard.settle(Settle(passage.key, passage.delivery, 0.0, passage.seq))
 
     def _moved(self, seconds: float) -> None:
         if self._ledger is not None:
