@@ -7,19 +7,19 @@ all the same and settled in the worker (E12); a hold whose call was revoked is n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from celery_once_fenced.arrears import Arrears
 from celery_once_fenced.errors import DuplicateError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.keys import Key
+from celery_once_fenced.record import record
 from celery_once_fenced.stores import Confirm, Defer, Deferred, Enqueue, Enqueued, Hold, LeaseStore
 
 __all__ = ["Admission", "Call", "Permit"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Call:
     """A call that is about to be published."""
 
@@ -35,7 +35,7 @@ class Call:
     """Whether the result backend knows a task id as revoked (E15)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Permit:
     """Whether to publish, and why; ``by`` is who holds the key."""
 

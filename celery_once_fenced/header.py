@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from celery_once_fenced.keys import Key
+from celery_once_fenced.record import record
 
 __all__ = ["HEADER", "Header"]
 
@@ -20,7 +20,7 @@ HEADER = "once_fenced"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Header:
     """One published message.  ``delivery`` is kept by redelivery and deferral, ``run`` also by retries."""
 

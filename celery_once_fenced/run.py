@@ -7,7 +7,7 @@ Pure data.  The guard answers with :class:`Returned` (the value that the task re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Literal
 
@@ -15,6 +15,7 @@ from celery_once_fenced.grant import Grant
 from celery_once_fenced.keys import Key
 from celery_once_fenced.lease import deferral
 from celery_once_fenced.policy import Policy, Span
+from celery_once_fenced.record import record
 from celery_once_fenced.stores import Enqueue, Start
 
 __all__ = [
@@ -41,14 +42,14 @@ Control = Literal["retry", "requeue", "none"]
 """What an exception of Celery's asks for: a retry that has been published, a message given back, or nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Returned:
     value: object
     counter: str = ""
     """A counter to add one to when the run ends, beside the ordinary ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Defer:
     """Publish the same message again after ``seconds`` (D1)."""
 
@@ -60,7 +61,7 @@ class Defer:
     """Most waiters of the key, 0 = any number; None: it does not wait for its turn (D3)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Again:
     """Publish the message as a new attempt after ``seconds`` (C13)."""
 
@@ -69,7 +70,7 @@ class Again:
     counter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Drop:
     """Nothing to do; the result is left as it is."""
 
@@ -77,7 +78,7 @@ class Drop:
     counter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Skip:
     """A conflict that the policy skips: the task ends REVOKED, with the holder's task id as the reason (E14)."""
 
@@ -85,7 +86,7 @@ class Skip:
     counter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Conflict:
     """A conflict that the policy raises: the task ends in ``DuplicateError``."""
 
@@ -93,7 +94,7 @@ class Conflict:
     counter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Superseded:
     """A newer call of the key takes the place of this one: the task ends REVOKED, with its task id as the reason (E13)."""
 
@@ -108,7 +109,7 @@ def take_nothing(_seq: int, _call: str) -> None:
     """For a span under which no call is kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Execution:
     """One delivery, as the worker sees it."""
 

@@ -193,7 +193,7 @@ class SingletonTask(Task):
             raise TypeError(f"apply_async() takes {3 + len(POSITIONAL_OPTIONS)} positional arguments at most")
         options.update(zip(POSITIONAL_OPTIONS, positional, strict=False))
         enforcer = enforcer_of(self)
-        if self.app.conf.task_always_eager and enforcer is None:
+        if self.app.conf["task_always_eager"] and enforcer is None:
             return self._eager(args, kwargs, task_id, options)
         publication = Publication(self, args or (), kwargs or {}, task_id, options)
         if enforcer is not None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from celery_once_fenced.record import record
 
 __all__ = ["Hold", "Slot"]
 
 Slot = Literal["q", "r"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Hold:
     """One occupied slot, as the store shows it."""
 

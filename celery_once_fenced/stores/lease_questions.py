@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from celery_once_fenced.keys import Key
 from celery_once_fenced.policy import Span
+from celery_once_fenced.record import record
 from celery_once_fenced.stores.hold import Hold, Slot
 from celery_once_fenced.stores.listing import HoldListing
 
@@ -33,7 +33,7 @@ Mode = Literal["new", "awaited", "successor"]
 StartAnswer = Literal["granted", "done", "ending", "twin", "successor", "busy", "superseded"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Enqueue:
     """Take q for a message that is about to be published.
 
@@ -57,7 +57,7 @@ class Enqueue:
     """The call itself as text, where the span keeps the last one (E13b)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Enqueued:
     granted: bool
     by: Hold | None = None
@@ -70,7 +70,7 @@ class Enqueued:
     """How often the key has refused a call since it last ran."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Confirm:
     """What became of a call that may have displaced another (E13a): ``published``, or it never will be."""
 
@@ -79,7 +79,7 @@ class Confirm:
     published: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Defer:
     """A message is about to be published again (D1): its own q is extended, and it takes its place in the line (D3)."""
 
@@ -96,7 +96,7 @@ class Defer:
     """Seconds after which a waiter that did not come back is no longer counted."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Deferred:
     overflow: bool
     """One waiter too many: nothing was extended."""
@@ -105,7 +105,7 @@ class Deferred:
     """Unix time in milliseconds, by the store's clock."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Start:
     """Ask to run.  ``redelivery``: look at the marks of this delivery first (a redelivery is possible).
 
@@ -131,7 +131,7 @@ class Start:
     """Seconds for which an ordered span remembers that this call was started (E13)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Started:
     answer: StartAnswer
     by: Hold | None = None
@@ -144,7 +144,7 @@ class Started:
     """The kept call, where it is newer than this one: the body runs with its arguments (E13b)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class End:
     """Free r, compared by holder, and in the same step leave the ending mark (``mark`` seconds, 0 = none) or give q
     back to this delivery (``requeue`` seconds, 0 = do not; only if q is free).  Idempotent.
@@ -166,7 +166,7 @@ class End:
     """The number of the call, which goes back with q; 0: none."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Settle:
     """Replace the ending mark of a delivery by its tombstone for ``window`` seconds (E8), 0 = none."""
 
@@ -177,7 +177,7 @@ class Settle:
     """The number under which the body ran, where it ended: a kept call with this number is forgotten (E13b)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Renewal:
     """Extend r, compared by holder, to ``lease`` seconds from now (E5).  Never re-creates it."""
 

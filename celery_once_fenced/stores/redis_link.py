@@ -200,11 +200,12 @@ def _packed(commands: Sequence[Command]) -> bytes:
     """In the protocol's own form; half a character, which no text should have, becomes ``?`` as redis-py would do."""
     parts = []
     for command in commands:
-        parts.append(b"*%d\r\n" % len(command))
+        parts.append(f"*{len(command)}\r\n")
         for part in command:
-            data = part.encode("utf-8", "replace") if isinstance(part, str) else b"%d" % part
-            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(parts)
+            text = part if isinstance(part, str) else f"{part:d}"
+            size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+            parts.append(f"${size}\r\n{text}\r\n")
+    return "".join(parts).encode("utf-8", "replace")
 
 
 def _is_from_a_replica(answer: object) -> bool:
