@@ -89,16 +89,22 @@ class PsycopgTransaction:
         self._execute(OUTBOX_SQL, outbox_params(held, task_id, message), held)
 
     def _execute(self, sql: str, params: tuple[Any, ...], held: Held) -> None:
-        try:
+        with _translated(held):
             self._statement(sql, params)
-        except psycopg.Error as error:
-            translated = translate(error, held)
-            if translated is None:
-                raise
-            raise translated from error
 
     def _statement(self, sql: str, params: tuple[Any, ...]) -> None:
         self.connection.execute(sql, params)
+
+
+@contextmanager
+def _translated(held: Held) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        translated = translate(error, held)
+        if translated is None:
+            raise
+        raise translated from error
 
 
 class PsycopgDatabase:
@@ -168,16 +174,33 @@ class PsycopgDatabase:
         return connection
 
 
+class _OwnTransaction(PsycopgTransaction):
+    """On a connection of the plugin's own, whose BEGIN travels with begin."""
+
+    connection: OwnConnection
+
+    def begin(self, held: Held) -> None:
+        with _translated(held):
+            self.connection.open_with(BEGIN_SQL, begin_params(held))
+
+
 def _begin(connection: OwnConnection, held: Held) -> PsycopgTransaction:
-    opened = PsycopgTransaction(connection)
+    opened = _OwnTransaction(connection)
     try:
-        connection.autocommit = False  # an earlier body may have changed either
-        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        _as_new(connection)
         opened.begin(held)
     except BaseException:
         _leave_idle(connection)
         raise
     return opened
+
+
+def _as_new(connection: OwnConnection) -> None:
+    """Undo what an earlier body may have changed, for transactions after its own BEGIN."""
+    if connection.autocommit:
+        connection.autocommit = False
+    if connection.isolation_level != psycopg.IsolationLevel.READ_COMMITTED:
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
 
 
 def _leave_idle(connection: psycopg.Connection[Any]) -> None:

@@ -34,7 +34,8 @@ declare
   policy text;
   problem text;
   mine boolean;
-  expired boolean;
+  known boolean;  -- there is an entry
+  expired boolean := false;
   locked boolean := false;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
@@ -44,18 +45,25 @@ begin
 
   -- 1. What the ledger says: first without any lock, then again under fence and entry.
   loop
-    select * into l from once_fenced_ledger where key_digest = p_digest;
-    expired := coalesce(l.state in ('succeeded', 'failed') and l.retain_until < clock_timestamp(), false)
-      or coalesce(l.state = 'succeeded' and l.replay_until < clock_timestamp() and l.run_id <> p_run_id, false);
-    verdict := case
-      when expired or l.key_digest is null then null
-      when l.fingerprint <> p_fingerprint then 'key_reused'
-      when l.state = 'succeeded' then 'completed'
-      when l.state = 'failed' and l.error = exhausted then 'exhausted'
-      when l.state = 'failed' then 'failed_final'
-      when l.state = 'in_doubt' then 'in_doubt'
-      when l.resource <> p_resource then 'key_reused'
-    end;
+    if locked then
+      select * into l from once_fenced_ledger where key_digest = p_digest for no key update;
+    else
+      select * into l from once_fenced_ledger where key_digest = p_digest;
+    end if;
+    known := found;
+    if known then
+      expired := coalesce(l.state in ('succeeded', 'failed') and l.retain_until < clock_timestamp(), false)
+        or coalesce(l.state = 'succeeded' and l.replay_until < clock_timestamp() and l.run_id <> p_run_id, false);
+      verdict := case
+        when expired then null
+        when l.fingerprint <> p_fingerprint then 'key_reused'
+        when l.state = 'succeeded' then 'completed'
+        when l.state = 'failed' and l.error = exhausted then 'exhausted'
+        when l.state = 'failed' then 'failed_final'
+        when l.state = 'in_doubt' then 'in_doubt'
+        when l.resource <> p_resource then 'key_reused'
+      end;
+    end if;
     exit when locked or verdict is not null;
 
     wait := once_fenced_lock_v1(p_resource, p_holder);
@@ -66,10 +74,9 @@ begin
       same_key := coalesce(f.key_digest = p_digest, false);
       return;
     end if;
-    perform 1 from once_fenced_ledger where key_digest = p_digest for no key update;
     locked := true;
   end loop;
-  if verdict is null or verdict = 'in_doubt' or l.error like '%OutcomeUnknownError%' then
+  if known and (verdict is null or verdict = 'in_doubt' or l.error like '%OutcomeUnknownError%') then
     select * into x from once_fenced_effect where key_digest = p_digest and state = 'started'
      order by case coalesce(on_unknown, p_on_unknown) when 'hold' then 1 when 'fail' then 2 else 3 end, started_at
      limit 1;
