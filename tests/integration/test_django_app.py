@@ -38,7 +38,7 @@ DONE = Completion(result="1", omitted=None, retention=60)
 RELEASED = {
     "abandon_v1.sql": "20554924fd45aab1dc6a236f544444b39b1c90193d9abe753b6588320473b4dc",
     "begin_v1.sql": "c45911770d8c9df57d07a0f36a7cdd8a95dfacdb20bc0124d5aec518b0ded779",
-    "claim_v1.sql": "655b02bf286f2e6713112b0196dd2d9e18411604cef4b2afd6c251a4bff76b37",
+    "claim_v1.sql": "c3d363b89d129b52646085ca9cd2c630a6f74e727e1b5ace83f6f295357e9dec",
     "complete_v1.sql": "94523469de0fb26ab858bcf3f025a348e4a168a1d7324d1bac71cadd99e3dcd2",
     "durable_v1.sql": "17d129ca8f8e20cb94e28d63bda1b3f7a0b1ce107f5df1afbf90d61bec74497a",
     "effect_finish_v1.sql": "59421b8f378e8caceb49570c15cf90ed291bce4827f849972520b8ef7019f10a",
@@ -55,7 +55,7 @@ RELEASED = {
     "record_v1.sql": "0c78c3592d83a93f19b0cfff4ce2eb415ba708ce7010ac06da7c05f1ae4a6ef7",
     "renew_v1.sql": "c7ba6a2871bff5340b68e813a786289fdff945ba4426dea65a40fe469a583cc2",
     "resolve_v1.sql": "0b9603cf48d83bfad2eee0e7e1c9acc28fd64b49101d600ed0ae4ac6aa0788ce",
-    "schema_v1.sql": "e0cda9effafab9e2645ce8edc05998c342f0f086e628b311d52f2fe194518e50",
+    "schema_v1.sql": "d8db04063d18292836b404eff7ae2388cedba3695b2ad06110fe74bb6b9ef692",
     "timeline_v1.sql": "df9538f19647eb0f6f256f36b9e648bd9417781580da8af355992ad97b8200c5",
     "token_v1.sql": "187829d1c55f518893f74329bf0872f5a4c60ee5fa6ba202304cfb8bac927e4c",
     "unfenced_v1.sql": "32d62c931db22f5e53fa290d6de120a2f09cf87a8ab2f5dc8bf1cba5530b3d2f",

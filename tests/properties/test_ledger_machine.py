@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -27,7 +28,7 @@ from hypothesis.stateful import (
 
 from celery_once_fenced.stores import Claimed, Held, Operation
 from celery_once_fenced.stores.postgres import schema_sql
-from tests.fixtures.ledger import Body, Ledger, ledger_at, operation
+from tests.fixtures.ledger import Body, Ledger, eventually, ledger_at, operation
 
 RESOURCE_OF = {"k0": "r0", "k1": "r0", "k2": "r0", "k3": "r0", "k4": "r0", "k5": "r1", "k6": "r1"}
 ENDLESS = 10_000
@@ -224,7 +225,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.over(run)
         for run in filter(None, self.holding.values()):
             run.parked = False
-            self.lapse(RESOURCE_OF[run.key])
+            eventually(partial(self.ledger.expire, run.held.operation.resource))  # its session ends in its own time
         for key, op in self.operations.items():
             if key not in self.ended:
                 self.ledger.run(self.ledger.hold(op, max_takeovers=ENDLESS))

@@ -31,12 +31,14 @@ declare
   f once_fenced_fence;
   x once_fenced_effect;
   higher bigint;
+  again bigint;
   policy text;
   problem text;
   mine boolean;
   known boolean;  -- there is an entry
   expired boolean := false;
   locked boolean := false;
+  born boolean := false;  -- the fence row is new, and ours already
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'once_fenced_claim needs READ COMMITTED, not %', current_setting('transaction_isolation')
@@ -66,7 +68,25 @@ begin
     end if;
     exit when locked or verdict is not null;
 
-    wait := once_fenced_lock_v1(p_resource, p_holder);
+    -- A resource without a row: the row is born as the grant leaves it.
+    if not known and not exists (select 1 from once_fenced_fence where resource = p_resource) then
+      higher := once_fenced_token_v1(0);
+      insert into once_fenced_fence (resource, token, holder, key_digest, task_id, task_name, key, worker,
+                                     acquired_at, expires_at)
+      values (p_resource, higher, p_holder, p_digest, p_task_id, p_task_name, p_key, p_worker,
+              clock_timestamp(), clock_timestamp() + make_interval(secs => p_lease))
+      on conflict do nothing;
+      born := found;
+    end if;
+    if born then  -- and ours: only now is it certain which floor an older row has left (C3)
+      again := once_fenced_token_v1(0);
+      if again <> higher then
+        higher := again;
+        update once_fenced_fence set token = higher where resource = p_resource;
+      end if;
+    else
+      wait := once_fenced_lock_v1(p_resource, p_holder);
+    end if;
     if wait is not null then
       select * into f from once_fenced_fence where resource = p_resource;
       verdict := 'busy';
@@ -84,6 +104,9 @@ begin
     since := to_char(x.started_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"');
   end if;
   if verdict is not null then
+    if born then
+      update once_fenced_fence set holder = null, expires_at = null where resource = p_resource;
+    end if;
     attempt := l.attempt;
     takeovers := l.takeovers;
     task_id := l.task_id;
@@ -97,9 +120,11 @@ begin
   end if;
 
   perform once_fenced_durable_v1();
-  select * into f from once_fenced_fence where resource = p_resource;
-  higher := once_fenced_token_v1(f.token);
-  if f.holder <> p_holder then perform once_fenced_evict_v1(f.holder); end if;
+  if not born then
+    select * into f from once_fenced_fence where resource = p_resource;
+    higher := once_fenced_token_v1(f.token);
+    if f.holder <> p_holder then perform once_fenced_evict_v1(f.holder); end if;
+  end if;
   if expired then
     delete from once_fenced_ledger where key_digest = p_digest;
     l := null;
@@ -144,11 +169,13 @@ begin
   end if;
 
   -- 3. The grant.
-  update once_fenced_fence
-     set token = higher, holder = p_holder, key_digest = p_digest, task_id = p_task_id, task_name = p_task_name,
-         key = p_key, worker = p_worker, acquired_at = clock_timestamp(),
-         expires_at = clock_timestamp() + make_interval(secs => p_lease)
-   where resource = p_resource;
+  if not born then
+    update once_fenced_fence
+       set token = higher, holder = p_holder, key_digest = p_digest, task_id = p_task_id, task_name = p_task_name,
+           key = p_key, worker = p_worker, acquired_at = clock_timestamp(),
+           expires_at = clock_timestamp() + make_interval(secs => p_lease)
+     where resource = p_resource;
+  end if;
   if l.key_digest is null then
     insert into once_fenced_ledger (key_digest, key, scope, task_name, task_id, run_id, namespace, fingerprint, state,
                                     attempt, holder, resource, token)

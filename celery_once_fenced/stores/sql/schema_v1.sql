@@ -13,6 +13,8 @@
 -- epoch   one row: what keeps tokens from going back after a fail-over and after prune (C2, C3).
 --
 -- Texts hold ASCII JSON made by the caller, never jsonb, which refuses NaN, NUL and lone surrogates (L6).
+-- The server reads each check from its text again in every statement that writes a row: so only where a caller's value
+-- decides.
 -- Every default is clock_timestamp(): now() is the start of the transaction, and a claim may have waited (C4).
 
 create table if not exists once_fenced_epoch (
@@ -46,8 +48,8 @@ create table if not exists once_fenced_ledger (
   namespace text not null default '',  -- of the app that ran it last, whose message it is (L14)
   fingerprint bytea,
   state text not null check (state in ('running', 'succeeded', 'failed', 'retryable', 'in_doubt')),
-  attempt integer not null check (attempt > 0),
-  takeovers integer not null default 0 check (takeovers >= 0),
+  attempt integer not null,
+  takeovers integer not null default 0,
   holder text not null,
   resource text not null,
   token bigint not null,
