@@ -450,6 +450,32 @@ def test_the_epoch_row_is_made_again_when_a_test_runner_flushed_it(own: Ledger) 
     assert own.execute("select floor > 0 from once_fenced_epoch") == [(True,)]
 
 
+def token_of_a_claim_that_a_prune_overtakes(own: Ledger) -> tuple[int, int]:
+    """Between the count of a new resource's token and the write of its row: the floor then, and the token."""
+    own.run(own.hold(operation()))
+    with psycopg.connect(own.url) as pruning, ThreadPoolExecutor(1) as thread:
+        pruning.execute("lock table once_fenced_fence in share mode")
+        claiming = thread.submit(own.hold, operation())
+        eventually(lambda: own.execute("select 1 from pg_locks where not granted"))
+        (floor,) = pruning.execute(
+            "update once_fenced_epoch set floor = floor + 100 returning floor"
+        ).fetchone() or (0,)
+        pruning.commit()
+        return floor, claiming.result(timeout=10).token
+
+
+def test_a_floor_that_rises_before_a_new_row_is_written_counts(own: Ledger) -> None:
+    floor, token = token_of_a_claim_that_a_prune_overtakes(own)
+    assert token > floor
+
+
+def test_a_claim_that_counts_once_is_caught(postgres_url: str) -> None:
+    once = schema_sql().replace("if again <> higher then", "if false then")
+    with ledger_at(postgres_url, once) as own:
+        floor, token = token_of_a_claim_that_a_prune_overtakes(own)
+    assert token < floor
+
+
 # --- many at once -----------------------------------------------------------------------------------------------------
 
 
