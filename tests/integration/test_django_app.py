@@ -39,7 +39,7 @@ RELEASED = {
     "abandon_v1.sql": "20554924fd45aab1dc6a236f544444b39b1c90193d9abe753b6588320473b4dc",
     "begin_v1.sql": "c45911770d8c9df57d07a0f36a7cdd8a95dfacdb20bc0124d5aec518b0ded779",
     "claim_v1.sql": "c3d363b89d129b52646085ca9cd2c630a6f74e727e1b5ace83f6f295357e9dec",
-    "complete_v1.sql": "94523469de0fb26ab858bcf3f025a348e4a168a1d7324d1bac71cadd99e3dcd2",
+    "complete_v1.sql": "75b8a4bbbb0b3bbeb52da77e8edcaca439e83f6a294098949fd2e374276e44b3",
     "durable_v1.sql": "17d129ca8f8e20cb94e28d63bda1b3f7a0b1ce107f5df1afbf90d61bec74497a",
     "effect_finish_v1.sql": "59421b8f378e8caceb49570c15cf90ed291bce4827f849972520b8ef7019f10a",
     "effect_start_v1.sql": "c9edaa7241d3c8cf0ba559d100e3593685803d01bd8045c1d418c3088aa25cfd",

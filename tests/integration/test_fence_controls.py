@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from celery_once_fenced.stores import Completion
+from celery_once_fenced.stores import Completion, Operation
 from celery_once_fenced.stores.postgres import schema_sql
 from example_project.servers import Servers
 from tests.fixtures.ledger import Ledger, body, claim_of, eventually, fresh, ledger_at, operation, parked
@@ -42,8 +42,14 @@ SLOW_COMPLETE: Edits = (
 )
 SLOW_BEFORE_THE_LOCK: Edits = (
     (
-        "    wait := once_fenced_lock_v1(",
-        "    if p_holder = 'slow' then perform pg_sleep(0.5); end if;\n    wait := once_fenced_lock_v1(",
+        "    -- A resource without a row",
+        "    if p_holder = 'slow' then perform pg_sleep(1); end if;\n    -- A resource without a row",
+    ),
+)
+SLOW_BEFORE_THE_BIRTH: Edits = (
+    (
+        "      insert into once_fenced_fence (resource, token, holder, key_digest",
+        "      if p_holder = 'slow' then perform pg_sleep(1); end if;\n      insert into once_fenced_fence (resource, token, holder, key_digest",
     ),
 )
 
@@ -73,6 +79,9 @@ def issues_no_token_over_an_open_commit(ledger: Ledger) -> None:
 
 def issues_rising_tokens(ledger: Ledger) -> None:
     """C1: a claim that is granted later has the higher token, also when it was asked earlier."""
+    ledger.run(
+        ledger.hold(operation())
+    )  # the first claim of all notes the timeline, and locks that row to its COMMIT
     slow, fast = (operation(resource="account") for _ in range(2))
     with ThreadPoolExecutor(1) as thread:
         later = thread.submit(ledger.claim, slow, "slow")
@@ -86,7 +95,17 @@ def issues_rising_tokens(ledger: Ledger) -> None:
 
 def counts_a_lease_from_its_grant(ledger: Ledger) -> None:
     """C4: a claim that took long to be granted is granted for its whole lease, and keeps others out for it."""
-    op = operation()
+    keeps_its_lease(ledger, operation())
+
+
+def counts_a_lease_of_a_known_resource_from_its_grant(ledger: Ledger) -> None:
+    """C4, where the row of the fence is not new."""
+    known = ledger.hold(operation())
+    ledger.run(known)
+    keeps_its_lease(ledger, operation(resource=known.operation.resource))
+
+
+def keeps_its_lease(ledger: Ledger, op: Operation) -> None:
     with psycopg.connect(ledger.url) as connection:
         connection.execute("select pg_sleep(0.5)")
         granted = connection.execute(
@@ -208,18 +227,25 @@ IN_THE_LEDGER = checked_by(
 )
 TRANSACTION_TIME: Edits = (
     (
-        "key = p_key, worker = p_worker, acquired_at = clock_timestamp(),\n         expires_at = clock_timestamp()",
-        "key = p_key, worker = p_worker, acquired_at = clock_timestamp(),\n         expires_at = now()",
+        "key = p_key, worker = p_worker, acquired_at = clock_timestamp(),\n           expires_at = clock_timestamp()",
+        "key = p_key, worker = p_worker, acquired_at = clock_timestamp(),\n           expires_at = now()",
     ),
 )
-EVICT = "  if f.holder <> p_holder then perform once_fenced_evict_v1(f.holder); end if;\n"
+TRANSACTION_TIME_AT_BIRTH: Edits = (
+    (
+        "              clock_timestamp(), clock_timestamp() + make",
+        "              clock_timestamp(), now() + make",
+    ),
+)
 BARE_SEQUENCE: Edits = (
     (
         "create or replace function once_fenced_claim_v1",
         "create sequence bare; create or replace function once_fenced_claim_v1",
     ),
-    ("  higher bigint;\n  policy", "  higher bigint := nextval('bare');\n  policy"),
-    ("  higher := once_fenced_token_v1(f.token);\n" + EVICT + "  if expired", EVICT + "  if expired"),
+    ("  higher bigint;\n  again", "  higher bigint := nextval('bare');\n  again"),
+    ("      higher := once_fenced_token_v1(0);\n", ""),
+    ("      again := once_fenced_token_v1(0);\n", "      again := higher;\n"),
+    ("    higher := once_fenced_token_v1(f.token);\n", ""),
 )
 ENTRY_BEFORE_FENCE: Edits = (
     (CHECK_THE_FENCE + LOOK_FOR_EFFECTS, LOCK_THE_ENTRY + LOOK_FOR_EFFECTS),
@@ -262,7 +288,9 @@ CONTROLS = (
     Control("check in an earlier transaction", refuses_a_late_write, ONLY_AT_BEGIN, WITHOUT_EVICTION),
     Control("token in the ledger only", refuses_a_late_write, IN_THE_LEDGER, WITHOUT_EVICTION),
     Control("bare sequence", issues_rising_tokens, BARE_SEQUENCE, SLOW_BEFORE_THE_LOCK),
-    Control("now()", counts_a_lease_from_its_grant, TRANSACTION_TIME),
+    Control("bare sequence for a new row", issues_rising_tokens, BARE_SEQUENCE, SLOW_BEFORE_THE_BIRTH),
+    Control("now()", counts_a_lease_of_a_known_resource_from_its_grant, TRANSACTION_TIME),
+    Control("now() for a new row", counts_a_lease_from_its_grant, TRANSACTION_TIME_AT_BIRTH),
     Control("entry before fence", takes_locks_in_one_order, ENTRY_BEFORE_FENCE, SLOW_COMPLETE),
     Control("upsert before eviction", claims_past_a_frozen_commit, UPSERT_FIRST),
     Control("delete on release", never_goes_back, DELETE_ON_RELEASE),

@@ -24,18 +24,17 @@ begin
   if not found then
     raise exception 'fenced off: token % has been superseded', p_token using errcode = 'OF001';
   end if;
+  select name into unknown from once_fenced_effect
+   where key_digest = p_digest and state = 'started' order by started_at limit 1;
+  if found then
+    raise exception 'an effect of this operation has an unknown outcome' using errcode = 'OF003', detail = unknown;
+  end if;
   update once_fenced_ledger
      set state = 'succeeded', result = p_result, result_omitted = p_omitted, finished_at = clock_timestamp(),
          replay_until = clock_timestamp() + make_interval(secs => p_replay),
          retain_until = clock_timestamp() + make_interval(secs => greatest(p_replay, p_retention))
-   where key_digest = p_digest and state = 'running' and attempt = p_attempt and holder = p_holder
-     and not exists (select 1 from once_fenced_effect x where x.key_digest = p_digest and x.state = 'started');
+   where key_digest = p_digest and state = 'running' and attempt = p_attempt and holder = p_holder;
   if not found then
-    select name into unknown from once_fenced_effect
-     where key_digest = p_digest and state = 'started' order by started_at limit 1;
-    if found then
-      raise exception 'an effect of this operation has an unknown outcome' using errcode = 'OF003', detail = unknown;
-    end if;
     raise exception 'fenced off: the entry is not of attempt % any more', p_attempt using errcode = 'OF001';
   end if;
   perform once_fenced_durable_v1();
