@@ -204,7 +204,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "keeps_last": ({"replay_for": 0, "resource": None, "on_duplicate": "keep_last"}, {}),
     "loose": ({"fingerprint": ()}, {}),
     "strict": ({"on_duplicate": "raise", "on_conflict": "raise"}, {}),
-    "patient": ({"lease": 3 * LEASE}, {}),
+    "patient": ({"lease": 5 * LEASE}, {}),
     "unrenewed": ({"lease": LEASE / 3, "max_hold": LEASE / 3}, {}),
     "final": ({"final_errors": (DeclinedError,)}, {}),
     "thrice": ({"max_attempts": 2}, {}),
