@@ -1,6 +1,7 @@
 """What a process could not tell the lock store while that gave no answer: told when it answers again (E17).
 
 - q of a delivery that will not run, or has run without a start: it would suppress calls until its hold ends
+- r of a body that is over: it would hold its key until its lease lapses
 - how many calls and runs went on without the store
 """
 
@@ -10,7 +11,7 @@ import os
 import threading
 from collections import deque
 
-from celery_once_fenced.stores import LeaseStore
+from celery_once_fenced.stores import LeaseStore, Slot
 
 __all__ = ["Arrears"]
 
@@ -28,14 +29,14 @@ class Arrears:
     def _forget(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._holds: deque[tuple[str, str]] = deque(maxlen=MOST_HOLDS)
+        self._holds: deque[tuple[str, Slot, str, str]] = deque(maxlen=MOST_HOLDS)
         self._unguarded: dict[str, tuple[str, int]] = {}
         """By task: digest of one of its keys, and how often."""
 
-    def owe_release(self, digest: str, delivery: str) -> None:
-        """The queued hold of this delivery stands for nothing."""
+    def owe_release(self, digest: str, holder: str, slot: Slot = "q", name: str = "") -> None:
+        """This hold stands for nothing: that of a queued delivery, or of a start, then with the name of its slot."""
         with self._own():
-            self._holds.append((digest, delivery))
+            self._holds.append((digest, slot, holder, name))
 
     def owe_count(self, digest: str, task: str) -> None:
         """A call or a run of this task went on without the store."""
@@ -61,9 +62,10 @@ class Arrears:
         if hold is None:  # another thread was quicker
             return
         try:
-            self._leases.release(hold[0], "q", hold[1])
+            self._leases.release(*hold)
         except BaseException:
-            self.owe_release(*hold)
+            with self._own():
+                self._holds.append(hold)
             raise
 
     def _count_one(self) -> None:

@@ -292,7 +292,8 @@ class Guard:
         try:
             if not self._leases.end(end):
                 kept.tell_lost()
-        except StoreUnavailableError as error:  # the lease lapses by itself
+        except StoreUnavailableError as error:  # the lease lapses by itself, if nobody frees it before
+            self._arrears.owe_release(ex.digest, end.holder, "r", end.slot)
             emit("store.failed", operation="end", key=end.key.digest, why=str(error))
 
     def settle(self, settle: Settle) -> None:

@@ -190,6 +190,15 @@ def test_end_that_redis_does_not_answer_fails_nothing(bench: Bench) -> None:
     assert [event.fields["operation"] for event in bench.named("store.failed")] == ["end"]
 
 
+def test_key_of_an_end_that_redis_did_not_answer_is_freed_when_it_answers_again(bench: Bench) -> None:
+    bench.leases.away = {"end"}
+    bench.run(delivery(redelivery_possible=False))
+    assert bench.leases.slots() == {"r": "task of d1"}
+    bench.leases.away = set()
+    assert bench.run(delivery("d2", redelivery_possible=False)) == Returned("done")
+    assert bench.leases.slots() == {}
+
+
 def test_settle_that_redis_does_not_answer_fails_nothing(bench: Bench) -> None:
     bench.leases.away = {"settle"}
     bench.guard.settle(Settle(key(), "d1", 60))
