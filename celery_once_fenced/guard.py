@@ -20,28 +20,16 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
 
 from celery_once_fenced.arrears import Arrears
 from celery_once_fenced.correctness import Correctness
-from celery_once_fenced.errors import ConfigError, InDoubtError, StoreUnavailableError
+from celery_once_fenced.decisions import Ending, aside_of, ending_after, ending_after_error, holder_task
+from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.grant import Backing, Grant, granted
 from celery_once_fenced.keepers import KeptLease, LeaseKeeper
 from celery_once_fenced.keys import new_id
-from celery_once_fenced.run import (
-    Again,
-    Aside,
-    Body,
-    Conflict,
-    Defer,
-    Drop,
-    Execution,
-    Returned,
-    Skip,
-    Superseded,
-    back_off,
-)
+from celery_once_fenced.run import Aside, Body, Execution, Returned, Skip, back_off
 from celery_once_fenced.stores import End, LeaseStore, Renewal, Settle, Start, Started
 
 __all__ = ["Guard"]
@@ -50,15 +38,6 @@ SUCCESSOR_PAUSES = (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.3)
 """Seconds: a retry that overtakes the end of its predecessor waits in place, one second in all (E10)."""
 RESULT_PAUSES = SUCCESSOR_PAUSES
 """Seconds: an awaited duplicate that overtakes the result of its holder waits in place just so (E12a)."""
-
-
-class Ending(NamedTuple):
-    """What the end of a run does beside freeing r."""
-
-    marked: bool = True
-    """It leaves the ending mark, where a redelivery is possible (E8)."""
-    requeue: float = 0.0
-    counter: str = ""
 
 
 class Guard:
@@ -106,9 +85,9 @@ class Guard:
             with self._keeping(kept):
                 result = self._work(ex, kept, noted)
         except BaseException as error:
-            self._end(ex, kept, _ending_after_error(ex, error), *ran[:1])
+            self._end(ex, kept, ending_after_error(ex, error), *ran[:1])
             raise
-        self._end(ex, kept, _ending_after(ex, result), *ran[:1])
+        self._end(ex, kept, ending_after(ex, result), *ran[:1])
         return result
 
     def _work(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:
@@ -198,7 +177,7 @@ class Guard:
             return None
         self._arrears.pay()
         sent, started = self._ask_to_start(question)
-        if started.answer == "superseded" and self._runs_after_all(ex, _holder_task(started)):
+        if started.answer == "superseded" and self._runs_after_all(ex, holder_task(started)):
             sent, started = self._ask_to_start(replace(question, seq=0))
         if started.answer == "busy" and self._gives_up_q(ex, started):
             sent, started = self._ask_to_start(question)
@@ -245,31 +224,7 @@ class Guard:
         return kept
 
     def _aside(self, ex: Execution, started: Started) -> Aside:
-        if started.answer == "done":
-            return Drop("settled")
-        if started.answer == "superseded":
-            return self._superseded(ex, _holder_task(started))
-        if started.answer == "busy" and ex.policy.tier == "efficiency":
-            return self._busy(ex, started)
-        twin = started.answer in ("twin", "ending")
-        return back_off(ex, started.wait, started.answer, self._jitter(), twin=twin)
-
-    def _superseded(self, ex: Execution, newer: str) -> Aside:
-        if ex.awaited:
-            return replace(back_off(ex, ex.policy.lease, "superseded", self._jitter()), answer_from=newer)
-        return Superseded(newer)
-
-    def _busy(self, ex: Execution, started: Started) -> Aside:
-        by = _holder_task(started)
-        if (
-            ex.awaited
-        ):  # waits for r, then is answered or runs (E12a); from an older call it is not answered (E13)
-            waiting = back_off(ex, started.wait, "awaited", self._jitter())
-            return replace(waiting, limit=0, answer_from="" if ex.policy.span.ordered else by)
-        on_conflict = ex.policy.on_conflict
-        if on_conflict == "defer" or (on_conflict == "skip" and (ex.seen_before or ex.seq)):
-            return replace(back_off(ex, started.wait, "busy", self._jitter()), limit=ex.policy.max_deferred)
-        return Skip(by) if on_conflict == "skip" else Conflict(by)
+        return aside_of(ex, started, self._jitter())
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
@@ -305,28 +260,3 @@ class Guard:
 
     def _keeping(self, kept: KeptLease | None) -> AbstractContextManager[object]:
         return nullcontext() if kept is None else self._keeper.keeping(kept)
-
-
-def _ending_after(ex: Execution, result: Returned | Aside) -> Ending:
-    """A delivery that stepped aside after its start leaves no mark and gets its q back (C10, E8a)."""
-    if isinstance(result, Returned):
-        return Ending(counter=result.counter)
-    return Ending(marked=False, requeue=_requeue(ex, result), counter=result.counter)
-
-
-def _ending_after_error(ex: Execution, error: BaseException) -> Ending:
-    """No mark where the message is given back, or the process is on its way out (E8, E8b)."""
-    in_doubt = isinstance(error, InDoubtError) and ex.policy.tier == "correctness"
-    counter = "in_doubt" if in_doubt else ""
-    given_back = ex.control(error) == "requeue"
-    if isinstance(error, Exception) and not given_back:
-        return Ending(counter=counter)
-    return Ending(marked=False, requeue=ex.requeue_hold() if given_back else 0.0, counter=counter)
-
-
-def _requeue(ex: Execution, aside: Aside) -> float:
-    return ex.requeue_hold(aside.seconds) if isinstance(aside, Defer | Again) else 0.0
-
-
-def _holder_task(started: Started) -> str:
-    return started.by.task_id if started.by else ""

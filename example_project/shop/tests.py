@@ -125,8 +125,6 @@ class ChargeTests(ShopTestCase):
 
     def test_a_timeout_is_tried_again_under_the_same_key(self) -> None:
         self.gateway.side_effect = [TimeoutError, {"id": "receipt 1"}]
-        with self.assertRaises(TimeoutError):
-            charge.delay(*self.call).get()
         self.assertEqual(charge.delay(*self.call).get(), "receipt 1")
         keys = {call.kwargs["idempotency_key"] for call in self.gateway.call_args_list}
         self.assertEqual((len(keys), self.gateway.call_count, self.balance), (1, 2, 70))

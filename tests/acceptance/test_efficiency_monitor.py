@@ -182,7 +182,9 @@ def test_each_command_is_a_round_trip_and_no_more(
 ) -> None:
     before = len(proxy.requests)
     costs(site, worker, watch, "late")
-    renewal = script("renew").sha.encode()  # where the machine is so busy that the run takes a third of its lease
+    renewal = script(
+        "renew"
+    ).sha.encode()  # where the machine is so busy that the run takes a third of its lease
     asked = [request for request in proxy.requests[before:] if renewal not in request]
     assert len(asked) == len(COSTS["late"])
 

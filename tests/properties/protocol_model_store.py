@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from celery_once_fenced.admission import Admission, Call, Permit
+from celery_once_fenced.decisions import ending_after, ending_after_error
 from celery_once_fenced.guard import Guard
 from celery_once_fenced.keepers import KeptLease, LeaseKeeper
 from celery_once_fenced.policy import Policy
@@ -204,8 +205,6 @@ class Memory:
             awaited=awaited,
             raises=False,
             strict=False,
-            delay=0.0,
-            expires=None,
             queue_hold=self.policy.hold,
             revoked=lambda _task_id: False,
         )
@@ -274,12 +273,8 @@ class Memory:
 
     def _end(self, message: Message, holder: str, how: str) -> None:
         ex, kept = self.execution(message), self._kept[message, holder]
-        end = self._guard._ending(ex, kept)
-        if how == "success":
-            end = self._guard._end_after(ex, end, Returned(None))
-        else:
-            end = self._guard._end_after_error(ex, end, ERRORS[how])
-        self._guard._end(kept, end, 0.0)
+        ending = ending_after(ex, Returned(None)) if how == "success" else ending_after_error(ex, ERRORS[how])
+        self._guard._end(ex, kept, ending, 0.0)
 
     def settle(self, snapshot: int, message: Message, seq: int) -> int:
         """``seq``: the number under which the body ran, where it has ended."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_once_fenced.errors import ConfigError
-from celery_once_fenced.policy import SPANS, Once, parse_duration, resolve
+from celery_once_fenced.policy import SPANS, Once, parse_duration, resolve, span_of
 
 often = settings(max_examples=300, derandomize=True, database=None, deadline=None)
 
@@ -100,7 +100,7 @@ def test_a_policy_keeps_the_rules_of_declaration_or_is_refused(options: dict[str
         policy = resolve([options], task="t")
     except ConfigError:
         return
-    assert policy.span is SPANS[policy.unique]
+    assert policy.span == span_of(policy.unique, policy.on_duplicate)
     assert (policy.window is not None) == (policy.unique == "until_expired")
     assert policy.replay_for is not None or not policy.correctness
     assert policy.on_duplicate == "return_existing" or policy.unique != "while_executing"

@@ -30,11 +30,12 @@ def no_django_database(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def app() -> Celery:
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """An app that can reach nothing: no broker, no result backend, no Redis."""
-    app = Celery("kit", broker=NOWHERE, backend=NOWHERE, set_as_current=False)
-    app.conf.once_fenced = {"redis_url": NOWHERE, "namespace": "kit"}
-    return app
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())  # no shared tasks of other tests
+    with Celery("kit", broker=NOWHERE, backend=NOWHERE, set_as_current=False) as app:
+        app.conf.once_fenced = {"redis_url": NOWHERE, "namespace": "kit"}
+        yield app
 
 
 @pytest.fixture
