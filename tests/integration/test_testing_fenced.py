@@ -420,6 +420,7 @@ def test_without_django(postgres_url: str) -> None:
         task.delay(1)
         assert ledger.execute("select count(*) from writes") == [(2,)]
     runtime_of(app).close()
+    app.close()
 
 
 # --- negative controls ------------------------------------------------------------------------------------------------
