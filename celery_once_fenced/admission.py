@@ -111,7 +111,9 @@ class Admission:
 
     def _refused(self, call: Call, answer: Enqueued) -> Permit:
         ask, by = call.question, answer.by
-        reason = "running" if by is not None and by.slot == "r" else "queued"
+        reason = (
+            "running" if by is not None and by.slot == "r" else "window" if ask.span.is_window else "queued"
+        )
         if call.awaited:
             return Permit("awaiting", reason, by, answer.seq)
         holder = by.task_id if by is not None else ""

@@ -261,7 +261,8 @@ def _on_lease(subject: Subject) -> Iterator[Advice]:
     if not runs:
         return
     fitting = fitting_lease(longest)
-    outlived = subject.counters.get("lost", 0) + subject.counters.get("fenced_off", 0)
+    # One body that outlives its lease may be counted in both.
+    outlived = max(subject.counters.get("lost", 0), subject.counters.get("fenced_off", 0))
     if outlived and subject.lease < fitting:
         yield Advice(
             "raise_lease",

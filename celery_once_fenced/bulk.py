@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import states
 from celery.result import EagerResult
+from kombu.utils.uuid import uuid
 
 from celery_once_fenced.admission import Call, Permit
 from celery_once_fenced.header import Header
@@ -16,7 +17,7 @@ from celery_once_fenced.publication import Publication
 if TYPE_CHECKING:
     from celery_once_fenced.tasks import SingletonTask
 
-__all__ = ["NotSent", "send_many"]
+__all__ = ["NotSent", "run_many", "send_many"]
 
 BATCH = 500
 """Calls for each round trip: a few milliseconds of a Redis that others use, too."""
@@ -35,7 +36,8 @@ class NotSent(EagerResult):  # type: ignore[misc]  # untyped
 
 
 def send_many(task: SingletonTask, items: Iterable[Item], options: Mapping[str, Any]) -> list[Any]:
-    """One result for each item, in order.  Never raises for one of them."""
+    """One result for each item, in order.  Never raises for one of them; items that cannot be read send nothing."""
+    items = list(items)
     with task.app.producer_pool.acquire(block=True) as producer:
         shared = {**options, "producer": producer}
         return [result for batch in _batches(items, BATCH) for result in _send_batch(task, batch, shared)]
@@ -48,15 +50,30 @@ def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _send_batch(task: SingletonTask, batch: Sequence[Item], options: Mapping[str, Any]) -> list[Any]:
-    publications = [
-        Publication(task, args or (), kwargs or {}, None, dict(options)) for args, kwargs in batch
+    calls = [_or_error(_arguments, item) for item in batch]
+    publications = [_publication(task, call, options) for call in calls]
+    drafts = [
+        call if isinstance(call, Exception) else _or_error(publication.draft)
+        for call, publication in zip(calls, publications, strict=True)
     ]
-    drafts = [_or_error(publication.draft) for publication in publications]
     permits = iter(task.blueprint.runtime.admission.admit_many(list(_calls(drafts))))
     return [
         _complete(publication, draft, permits)
         for publication, draft in zip(publications, drafts, strict=True)
     ]
+
+
+def _publication(task: SingletonTask, call: Any, options: Mapping[str, Any]) -> Publication:
+    args, kwargs = ((), {}) if isinstance(call, Exception) else call
+    return Publication(task, args, kwargs, None, dict(options))
+
+
+def _arguments(item: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    try:
+        args, kwargs = item
+        return tuple(args or ()), dict(kwargs or {})
+    except (TypeError, ValueError):
+        raise TypeError(f"apply_many() takes (args, kwargs) for each call, not {item!r:.100}") from None
 
 
 def _calls(drafts: Iterable[Any]) -> Iterator[Call]:
@@ -79,6 +96,20 @@ def _complete(
     result = _or_error(publication.complete, header, permit)
     if isinstance(result, Exception):
         return _not_sent(publication, result)
+    result.error = None
+    return result
+
+
+def run_many(task: SingletonTask, items: Iterable[Item], run: Any) -> list[Any]:
+    """The same in eager mode: ``run(args, kwargs)`` for each item, whose errors are in its result."""
+    return [_ran(task, run, item) for item in list(items)]
+
+
+def _ran(task: SingletonTask, run: Any, item: Any) -> Any:
+    call = _or_error(_arguments, item)
+    result = call if isinstance(call, Exception) else _or_error(run, *call)
+    if isinstance(result, Exception):
+        return NotSent(uuid(), result, task.name)
     result.error = None
     return result
 

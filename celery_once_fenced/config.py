@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from celery_once_fenced.durations import parse_duration
 from celery_once_fenced.errors import ConfigError
@@ -179,6 +180,9 @@ def _redis_url(name: str, value: object) -> Iterator[str]:
         yield f"{name} must be text, not {type(value).__name__}"
     elif not value.startswith(_SCHEMES):
         yield f"{name} must begin with redis://, rediss:// or unix://{_scheme(value)}"
+    elif not value.startswith("unix://") and not (urlsplit(value).path.strip("/") or "0").isdecimal():
+        # redis-py would take database 0 without a word, which may be the broker's.
+        yield f"{name} ends in {urlsplit(value).path!r}, which is no number of a database, such as /2"
 
 
 def _scheme(url: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from celery_once_fenced.attempt import Attempt
 from celery_once_fenced.errors import (
@@ -112,7 +113,8 @@ class Correctness:
     def _answered(self, ex: Execution, claimed: Claimed) -> Returned | Defer:
         emit("claim.answered", key=ex.digest, task=ex.task, task_id=ex.task_id, verdict=claimed.verdict)
         if claimed.verdict == "busy":
-            return back_off(ex, claimed.wait, "fence_busy", self._jitter(), twin=claimed.same_key)
+            waiting = back_off(ex, claimed.wait, "fence_busy", self._jitter(), twin=claimed.same_key)
+            return replace(waiting, limit=None if claimed.same_key else 0)
         if claimed.verdict == "completed":
             emit("ledger.replayed", key=ex.digest, task=ex.task, task_id=ex.task_id)
             value = recorded_value(claimed.result, claimed.omitted, self._codec)

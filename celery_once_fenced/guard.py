@@ -242,7 +242,7 @@ class Guard:
             requeue=ending.requeue,
             held=None if began is None else self._clock() - began,
             counter=ending.counter,
-            seq=ex.seq,
+            seq=ex.seq or ex.waiting_since * 1000,  # q that goes back says since when its call waits
         )
         try:
             if not self._leases.end(end):

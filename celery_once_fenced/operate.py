@@ -13,7 +13,7 @@ from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.explanation import Explanation
 from celery_once_fenced.ledger import Encoded
-from celery_once_fenced.stores import HeldFence, LedgerStore, OutboxMessage, Resolution, Slot
+from celery_once_fenced.stores import HeldFence, LedgerStore, OutboxMessage, Resolution, Slot, Surroundings
 
 __all__ = ["Explanation", "explain", "find", "forget", "release", "resolve"]
 
@@ -32,14 +32,18 @@ def explain(key: str) -> Explanation:
     """Who holds ``key``, why, and until when.
 
     Args:
-        key: The 64 hexadecimal characters of its digest, or the readable key as outcomes, logs and admin show it.
+        key: The 64 hexadecimal characters of its digest, or the readable key as outcomes, logs and admin show it; or a
+            resource whose fence is held.  Text that nothing held or recorded reads is a free key, with no digest.
 
     Raises:
-        ConfigError: no key with this readable text is held or recorded.
+        ConfigError: several keys read like this.
         StoreUnavailableError: Redis does not answer.  Without Postgres, ``unknown`` says so.
     """
     here = runtime.current()
-    digest, text = find(here, key)
+    found = _found(here, key)
+    if found is None:
+        return Explanation(key, "", (), Surroundings())
+    digest, text = found
     holds, around = tuple(here.leases.look(digest)), here.leases.surroundings(digest)
     if here.ledger is None:
         return Explanation(text, digest, holds, around)
@@ -53,20 +57,38 @@ def explain(key: str) -> Explanation:
 
 def find(here: runtime.Runtime, key: str) -> tuple[str, str]:
     """Digest and readable text of a key given as either.  Raises ``ConfigError`` where nobody knows the text."""
+    found = _found(here, key)
+    if found is None:
+        raise ConfigError(
+            f"no key {key!r} is held or recorded: give the readable key as shown, or its digest"
+        )
+    return found
+
+
+def _found(here: runtime.Runtime, key: str) -> tuple[str, str] | None:
+    if not isinstance(key, str):
+        raise ConfigError(f"a key is given as text, its digest or what is shown of it, not as {key!r}")
     if DIGEST.fullmatch(key):
         return key, key
     digests = sorted({hold.digest for hold in here.leases.holds() if _reads(hold.text, key)})
     recorded = here.ledger.find(key) if here.ledger is not None and not digests else None
-    found = digests or ([recorded.hex()] if recorded else [])
+    found = digests or ([recorded.hex()] if recorded else _of_resource(here, key))
     if not found:
-        raise ConfigError(
-            f"no key {key!r} is held or recorded: give the readable key as shown, or its digest"
-        )
+        return None
     if len(found) > 1:  # text is for people and may be shortened; the digest decides (K3)
         raise ConfigError(
             f"{len(found)} keys read {key!r}: give the digest of one of them: {', '.join(found)}"
         )
     return found[0], key
+
+
+def _of_resource(here: runtime.Runtime, resource: str) -> list[str]:
+    """The digest of the key that holds the fence of a resource, as ``leases`` shows it."""
+    if here.ledger is None:
+        return []
+    return [
+        fence.digest.hex() for fence in here.ledger.fences() if fence.resource == resource and fence.digest
+    ]
 
 
 def _reads(shown: str, key: str) -> bool:
@@ -81,7 +103,10 @@ def release(key: str, holder: str, *, reason: str = "", actor: str = "") -> bool
     kept with the event.
     """
     here = runtime.current()
-    digest, text = find(here, key)
+    found = _found(here, key)
+    if found is None:
+        return False
+    digest, text = found
     freed = [here.leases.release(digest, slot, holder) for slot in SLOTS]
     if here.ledger is not None:
         freed += _release_fences(here.ledger, digest, text, holder, reason, actor)

@@ -72,6 +72,11 @@ class Span:
     """At enqueue: a call that q refuses leaves its arguments to the one that holds q (E13b)."""
 
     @property
+    def is_window(self) -> bool:
+        """Whether q stands for a window that nothing but its end frees (until_expired)."""
+        return self.sets_q and not self.clears_q
+
+    @property
     def flags(self) -> str:
         """The same for the scripts: the letters of ``LETTERS``, in the order of the fields, that hold."""
         return "".join(

@@ -208,7 +208,7 @@ class Execution:
         if not self.unannounced:
             return None
         span = self.policy.span
-        asks = span.sets_q and not span.clears_q and not span.ordered
+        asks = span.is_window and not span.ordered
         if not asks or self.awaited or self.seen_before or self.policy.correctness:
             return None
         return Enqueue(self.key, self.task, span, self.delivery, self.task_id, self.policy.hold)

@@ -18,7 +18,7 @@ from celery.result import AsyncResult
 
 from celery_once_fenced import signals, worker  # noqa: F401  # the import connects the signals
 from celery_once_fenced.blueprint import Blueprint
-from celery_once_fenced.bulk import send_many
+from celery_once_fenced.bulk import run_many, send_many
 from celery_once_fenced.calls import CallPlan
 from celery_once_fenced.config import policy_for
 from celery_once_fenced.detached import Detached
@@ -189,6 +189,8 @@ class SingletonTask(Task):
         Redis does not answer and ``on_store_error="raise"``, ``KeyDerivationError`` (a ``TypeError``) where the
         arguments cannot be made into a key.
         """
+        if not isinstance(once, bool):
+            raise TypeError(f"apply_async() takes once=True or once=False, not {once!r}")
         if len(positional) > len(POSITIONAL_OPTIONS):
             raise TypeError(f"apply_async() takes {3 + len(POSITIONAL_OPTIONS)} positional arguments at most")
         options.update(zip(POSITIONAL_OPTIONS, positional, strict=False))
@@ -206,7 +208,7 @@ class SingletonTask(Task):
         """Call the task for each ``(args, kwargs)``, asking for many keys in one round trip (E18).
 
         Args:
-            calls: Arguments of each call; a generator is read as it goes.
+            calls: Arguments of each call.  They are read to the end before anything is sent.
             **options: As of :meth:`apply_async`, for all calls: ``countdown``, ``queue``, …; none that belongs to a
                 single call.
 
@@ -223,7 +225,7 @@ class SingletonTask(Task):
         if (enforcer := enforcer_of(self)) is not None:
             return enforcer.send_many(self, calls, options)
         if self.app.conf.task_always_eager:
-            return [self._eager(args, kwargs, None, dict(options)) for args, kwargs in calls]
+            return run_many(self, calls, lambda args, kwargs: self._eager(args, kwargs, None, dict(options)))
         return send_many(self, calls, options)
 
     def _eager(self, args: Any, kwargs: Any, task_id: str | None, options: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import re
 import secrets
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -210,18 +211,30 @@ def _play(story: Story, *, with_load: bool, with_admin: bool) -> int:
     return code
 
 
+def _free_port(wanted: int) -> int:
+    """The port that is wanted, or where somebody has it, any."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _serve_admin() -> None:
     from django.contrib.auth import get_user_model
     from django.core.management import call_command
 
-    password = secrets.token_urlsafe(9)
+    password, port = secrets.token_urlsafe(9), _free_port(ADMIN_PORT)
     get_user_model().objects.create_superuser("admin", "", password)
     print(
-        f"\nadmin: http://127.0.0.1:{ADMIN_PORT}/admin/   user: admin   password: {password}   (Ctrl-C ends it)",
+        f"\nadmin: http://127.0.0.1:{port}/admin/   user: admin   password: {password}   (Ctrl-C ends it)",
         flush=True,
     )
     with contextlib.suppress(KeyboardInterrupt):
-        call_command("runserver", f"127.0.0.1:{ADMIN_PORT}", use_reloader=False)
+        call_command("runserver", f"127.0.0.1:{port}", use_reloader=False)
 
 
 if __name__ == "__main__":

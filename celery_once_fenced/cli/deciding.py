@@ -26,6 +26,10 @@ def resolve(
     context: click.Context, key: str, outcome: Any, result: str | None, reason: str, as_json: bool
 ) -> None:
     """Decide KEY, which is in doubt: it succeeded, it failed, or the body runs again."""
+    if result is not None and outcome != "succeeded":
+        raise click.UsageError(
+            f"--result is what later calls get where a key succeeded, not where it is resolved as {outcome}"
+        )
     done = operate.resolve(key, outcome, result=_parsed(result), reason=reason, actor=ACTOR)
     if as_json:
         print_json({"key": key, "outcome": outcome, "resolved": done})

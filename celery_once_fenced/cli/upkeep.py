@@ -26,7 +26,13 @@ KINDS = ("fences", "entries", "messages")
 @click.option(
     "--grace", default="1d", show_default=True, help="Keep fences that were free for less than this."
 )
-@click.option("--batch", default=1000, show_default=True, help="Rows deleted in one transaction.")
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="Rows deleted in one transaction.",
+)
 def prune(grace: str, batch: int, as_json: bool) -> None:
     """Delete what has served its time: fences long free, entries past their retention, messages published."""
     here = runtime.current()
@@ -34,7 +40,9 @@ def prune(grace: str, batch: int, as_json: bool) -> None:
         raise ConfigError("there is no ledger: name a database in the setting once_fenced")
     here.sweep()
     deleted = dict.fromkeys(KINDS, 0)
-    for pruned in _pruned(here.ledger, parse_duration(grace, option="--grace"), batch):
+    for pruned in _pruned(
+        here.ledger, parse_duration(float(grace) if grace.isdecimal() else grace, option="--grace"), batch
+    ):
         for kind in KINDS:
             deleted[kind] += getattr(pruned, kind)
     if as_json:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from celery_once_fenced.policy import Span
 from celery_once_fenced.stores import Confirm, Defer, Deferred, Enqueue, Enqueued
 from celery_once_fenced.stores.memory_line import wait
 from celery_once_fenced.stores.memory_order import Aside, displacement, number
@@ -68,7 +67,7 @@ def _admit(state: State, ask: Enqueue, q: Held | None) -> Enqueued:
 def _succeed(state: State, ask: Enqueue, q: Held | None) -> Enqueued:
     """A retry of the task in q takes it over; never refused (E10)."""
     seq = number(state, ask, q)
-    if ask.span.sets_q and not _is_window(ask.span) and (q is None or q.of_task(ask.task_id)):
+    if ask.span.sets_q and not ask.span.is_window and (q is None or q.of_task(ask.task_id)):
         _take_q(state, ask, seq)
     return Enqueued(True, seq=seq)
 
@@ -85,7 +84,7 @@ def _taken_before(state: State, ask: Enqueue, seq: int) -> Enqueued:
 
 def _keep_q(state: State, ask: Enqueue | Defer, own: Held) -> None:
     """Extend, never shorten.  A window keeps its end."""
-    if not _is_window(ask.span) and own.until < state.now() + ask.hold:
+    if not ask.span.is_window and own.until < state.now() + ask.hold:
         state.put(own.hold, ask.hold, own.seq)
 
 
@@ -132,7 +131,7 @@ def _refuse(state: State, ask: Enqueue, by: Held) -> Enqueued:
 
 def _streak(state: State, ask: Enqueue) -> int:
     """A key that refuses calls and never runs is an outage that nobody notices.  A window refuses by design."""
-    if _is_window(ask.span):
+    if ask.span.is_window:
         return 0
     times: int = (state.noted("streak", ask.key.digest) or 0) + 1
     left = state.note_left("streak", ask.key.digest)
@@ -140,8 +139,3 @@ def _streak(state: State, ask: Enqueue) -> int:
     if times >= 10 and set(str(times)[1:]) == {"0"} and str(times)[0] == "1":
         state.count(ask.task, "repeated")
     return times
-
-
-def _is_window(span: Span) -> bool:
-    """A q that start does not clear (until_expired): only a new call opens one, and nothing moves its end."""
-    return span.sets_q and not span.clears_q

@@ -46,6 +46,8 @@ class Delivered:
         self._results = results
         self._waiting = waiting
         self.has_put_aside = False
+        self.skipped = ""
+        """Why it ended REVOKED."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
@@ -69,6 +71,13 @@ class Delivered:
             "mode have nobody to do so: call it by delay() or apply_async()"
         )
 
+    def instead_of_skipping(self, args: Sequence[Any]) -> EagerError:
+        """What a member of a canvas ends with where it would be left out: a worker would wait, since the rest awaits it."""
+        return EagerError(
+            f"{self._task.name}{tuple(args)} is left out ({self.skipped}); a worker would answer it from the holder, but apply() "
+            "and canvas in eager mode have nobody to wait: call it by delay() or apply_async()"
+        )
+
     # --- in the place of a result backend -------------------------------------------------------------------------------
 
     @property
@@ -76,6 +85,7 @@ class Delivered:
         return self
 
     def mark_as_revoked(self, task_id: str, reason: str = "", **_: Any) -> None:
+        self.skipped = reason
         result = EagerResult(task_id, TaskRevokedError(reason), states.REVOKED, name=self._task.name)
         self._results[task_id] = result
 

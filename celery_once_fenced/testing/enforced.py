@@ -197,6 +197,8 @@ class Enforced:
         except Ignore:
             if header is None and delivered.has_put_aside:
                 raise delivered.without_a_worker() from None
+            if header is None and delivered.skipped:
+                raise delivered.instead_of_skipping(args) from None
             raise
 
     # --- running ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,12 @@
-"""The guarded tasks of this process, and what they say of themselves.  A web server may not have imported them all."""
+"""The guarded tasks of this process, and what they say of themselves.
+
+A web process has not imported them all, as a worker has: it does when it is asked for the first time.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from django.utils.translation import gettext_lazy as _
 
@@ -15,13 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "policies", "policy_of", "tasks_of", "tier_of"]
 
+_imported: WeakSet[Any] = WeakSet()
+
 NAMES = {"efficiency": _("efficiency"), "correctness": _("correctness")}
 
 
 def policies() -> dict[str, Policy]:
     """The guarded tasks by name, with what the settings make of their options."""
     try:
-        tasks = runtime.current().app.tasks
+        tasks = _tasks()
     except ConfigError:
         return {}
     return {
@@ -34,10 +40,18 @@ def policies() -> dict[str, Policy]:
 def policy_of(name: str) -> Policy | None:
     """None for a task that this process does not know, or that is not guarded."""
     try:
-        task = runtime.current().app.tasks.get(name)
+        task = _tasks().get(name)
     except ConfigError:
         return None
     return _policy(task) if isinstance(task, SingletonTask) else None
+
+
+def _tasks() -> Any:
+    app = runtime.current().app
+    if app not in _imported:
+        app.loader.import_default_modules()
+        _imported.add(app)
+    return app.tasks
 
 
 def tier_of(name: str) -> str:

@@ -248,6 +248,26 @@ def test_many_calls_that_cannot_be_published_hold_nothing(site: Site) -> None:
     broken.disconnect()
 
 
+def test_an_item_of_another_form_fails_alone(site: Site) -> None:
+    label = uuid.uuid4().hex
+    results = site.task("early").apply_many([(1,), 5, ((label, "say x"), {})])
+    assert [str(result.error)[:50] for result in results[:2]] == [
+        "apply_many() takes (args, kwargs) for each call, n"
+    ] * 2
+    assert results[2].get(timeout=10) == "x"
+
+
+def test_calls_that_cannot_be_read_send_nothing(site: Site) -> None:
+    def broken(label: str) -> Any:
+        yield ((label,), {})
+        raise RuntimeError("half way")
+
+    task, label = site.task("early"), uuid.uuid4().hex
+    with pytest.raises(RuntimeError, match="half way"):
+        task.apply_many(broken(label))
+    assert site.holds(task, label) == {}
+
+
 def test_options_of_a_single_call_are_refused(site: Site) -> None:
     with pytest.raises(TypeError, match="task_id"):
         site.task("early").apply_many([], task_id="one")

@@ -146,8 +146,13 @@ def test_explain_tells_what_the_key_refused_and_who_waits_for_it(
 
 
 def test_unknown_key_is_wrong_usage(app: Celery) -> None:
+    result = run(app, "forget", "nobody", "--reason", "x")
+    assert (result.exit_code, "no ledger" in result.output) == (2, True)
+
+
+def test_key_that_nobody_holds_is_explained(app: Celery) -> None:
     result = run(app, "explain", "nobody")
-    assert (result.exit_code, "no key 'nobody'" in result.output) == (2, True)
+    assert (result.exit_code, "held by nobody" in result.output) == (0, True)
 
 
 # --- release ----------------------------------------------------------------------------------------------------------
@@ -280,7 +285,7 @@ def test_celery_has_the_command(tmp_path: Path, app: Celery, holder: str) -> Non
     assert {json.loads(line)["key"] for line in listed.stdout.splitlines()} == {KEY.text, OTHER.text}
     released = celery(tmp_path, "-A", "proj", "once", "release", KEY.text, "--holder", "x", "--yes")
     assert released.returncode == 1
-    unknown = celery(tmp_path, "-A", "proj", "once", "explain", "nobody")
+    unknown = celery(tmp_path, "-A", "proj", "once", "forget", "nobody", "--reason", "x")
     assert (unknown.returncode, "Traceback" in unknown.stderr) == (2, False)
 
 

@@ -261,7 +261,9 @@ def test_what_changes_something_is_told_as_json_too(app: Celery, ledger: Ledger)
     refused = run(app, "resolve", key, "failed", "--reason", "x", "--json")
     assert (refused.exit_code, json.loads(refused.stdout)["resolved"]) == (Exit.NOT_DONE, False)
     assert rows(run(app, "forget", key, "--reason", "x", "--json")) == [{"key": key, "forgotten": True}]
-    (pruned,) = rows(run(app, "prune", "--json"))
+    assert run(app, "resolve", key, "again", "--reason", "x", "--result", "1").exit_code == Exit.USAGE
+    assert run(app, "prune", "--batch", "0").exit_code == Exit.USAGE
+    (pruned,) = rows(run(app, "prune", "--grace", "3600", "--json"))
     assert pruned == {"fences": 0, "entries": 0, "messages": 0}
     (schema,) = rows(run(app, "sql", "--json"))
     assert schema["sql"] == schema_sql()

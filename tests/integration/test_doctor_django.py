@@ -108,7 +108,8 @@ def test_commands_are_those_of_manage_py(command: str, capsys: pytest.CaptureFix
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize(
-    ("arguments", "status"), [(["explain", "nobody"], 2), (["forget", "ab" * 32, "--reason", "x"], 1)]
+    ("arguments", "status"),
+    [(["forget", "nobody", "--reason", "x"], 2), (["forget", "ab" * 32, "--reason", "x"], 1)],
 )
 def test_a_command_that_was_not_done_raises_with_its_exit_status(arguments: list[str], status: int) -> None:
     with pytest.raises(CommandError) as caught:

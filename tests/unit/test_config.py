@@ -78,6 +78,7 @@ def test_a_missing_address_is_named_unless_another_can_stand_in() -> None:
         ({"redis_url": [REDIS]}, "Redlock is not available in this version; give one URL"),
         ({"redis_url": 5}, "redis_url must be text, not int"),
         ({"redis_url": "http://h"}, "redis_url must begin with redis://, rediss:// or unix://, not http://"),
+        ({"redis_url": "redis://h:6379/abc"}, "redis_url ends in '/abc', which is no number of a database"),
         ({"database": ""}, "database must be text"),
         ({"postgres_url": 5}, "postgres_url must be text"),
         ({"database": "default", "postgres_url": "postgresql://h"}, "exclude each other"),

@@ -165,6 +165,18 @@ def test_self_is_no_argument_of_a_key(app: Celery) -> None:
     assert bound.blueprint.recipe.plan.names == ("order_id",)
 
 
+def test_once_of_a_call_is_yes_or_no(app: Celery) -> None:
+    with pytest.raises(TypeError, match="once=True or once=False, not None"):
+        declared(app).apply_async((1,), once=None)
+
+
+def test_many_eager_calls_have_a_result_each(app: Celery) -> None:
+    app.conf.task_always_eager = True
+    results = declared(app).apply_many([((1,), {}), (1,), ((2,), None)])
+    assert [result.error is None for result in results] == [True, False, True]
+    assert isinstance(results[1].error, TypeError)
+
+
 # --- kinds of tasks ---------------------------------------------------------------------------------------------------
 
 
