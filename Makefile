@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Arguments for pytest, e.g. `make test ARGS="-k freeze -x"`.
 ARGS ?=
 # Processes that run test files side by side, each with servers of its own.
-JOBS ?= 2
+JOBS ?= 3
 # How long `make chaos` breaks things, and the seed of a run to be repeated.
 SECONDS ?= 600
 SEED ?=
@@ -30,10 +30,10 @@ admin: $(VENV)/.demo ## The first act, then leave it running with the admin at a
 	$(BIN)/python -m example_project.demo --admin
 
 test: $(VENV)/.dev ## Run the tests that need nothing but the wheels
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not debian" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not debian" $(ARGS)
 
 test-all: debian $(VENV)/.dev ## Run all tests; installs Debian packages first if they are missing (as root)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(VENV)/.dev ## Break workers and servers at random, e.g. make chaos SECONDS=600 SEED=1
 	CHAOS_SECONDS=$(SECONDS) CHAOS_SEED=$(SEED) $(BIN)/python -m pytest tests/chaos -s $(ARGS)

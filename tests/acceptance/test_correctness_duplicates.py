@@ -40,7 +40,7 @@ COUNTS = (
     f"{ANSWER} update once_fenced_ledger set takeovers = takeovers where key_digest = p_digest;",
 )
 LOOKS = (
-    "if verdict is null or verdict = 'in_doubt' or l.error like '%OutcomeUnknownError%' then",
+    "if known and (verdict is null or verdict = 'in_doubt' or l.error like '%OutcomeUnknownError%') then",
     "if true then",
 )
 

@@ -126,7 +126,8 @@ class Project:
         for name, text in files.items():
             self._write(name, text)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-v", *files]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.path), str(ROOT)])}
+        alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+        environment = {**alone, "PYTHONPATH": os.pathsep.join([str(self.path), str(ROOT)])}
         ended = subprocess.run(
             command, cwd=self.path, env=environment, capture_output=True, text=True, check=False
         )
