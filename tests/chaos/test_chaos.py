@@ -11,7 +11,9 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from unittest import mock
 
+import celery_once.backends.redis
 import pytest
 from django.db import connections
 
@@ -25,7 +27,8 @@ SEED = int(os.environ.get("CHAOS_SEED") or secrets.randbelow(10**6))
 
 @pytest.fixture
 def machinery() -> Iterator[Machinery]:
-    with ExitStack() as stack:
+    # celery-once keeps the first connection of its process for ever; another test's server would not be ours.
+    with mock.patch.object(celery_once.backends.redis, "redis", None), ExitStack() as stack:
         yield Machinery.started(stack)
 
 
