@@ -51,7 +51,7 @@ RELEASED = {
     "listing_v1.sql": "f668454ef5e518173ab16759e0a9620c54b87e12a94bafb6289f5c2a8d403bef",
     "lock_v1.sql": "918c6da82fb0f3aec91f1af2ea8f42d9e8134135257471203e920bd1e45b3e77",
     "outbox_v1.sql": "9d5106e6518f19eadde687f348372603281a44efdd2977b46eef5d28bf2e67fb",
-    "prune_v1.sql": "abd0df1964818cf03c5ac5532c117a3dfb7211b6be788e8e6d981f86154786a6",
+    "prune_v1.sql": "52150ca8fc761792699e44b7dd94d34eed01233281ea3e61aaa033020c4618dd",
     "record_v1.sql": "0c78c3592d83a93f19b0cfff4ce2eb415ba708ce7010ac06da7c05f1ae4a6ef7",
     "renew_v1.sql": "c7ba6a2871bff5340b68e813a786289fdff945ba4426dea65a40fe469a583cc2",
     "resolve_v1.sql": "0b9603cf48d83bfad2eee0e7e1c9acc28fd64b49101d600ed0ae4ac6aa0788ce",

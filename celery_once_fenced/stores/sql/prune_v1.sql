@@ -6,8 +6,6 @@
 --           running, never in doubt (L7)
 --   outbox  messages confirmed longer than p_grace ago
 --
--- Commits asynchronously: nobody waits for its fsync, nor for a standby.  Lost in a crash, deletions and floor are lost
--- together.  A claim that has seen them commits after them in the WAL, and durably: its token keeps them.
 -- Takes rows in the order fence, ledger (C7) and skips locked ones, so it neither waits nor is waited for.
 -- The epoch row is made when missing: test runners flush tables.
 create or replace function once_fenced_prune_v1(
@@ -17,7 +15,6 @@ declare
   before timestamptz := clock_timestamp() - make_interval(secs => p_grace);
   highest bigint;
 begin
-  perform set_config('synchronous_commit', 'off', true);
   with old as (
     select resource from once_fenced_fence
      where coalesce(expires_at, acquired_at, '-infinity') < before limit p_batch for update skip locked
