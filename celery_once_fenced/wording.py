@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from enum import Enum
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def listed(words: Iterable[str]) -> str:
     return " or ".join(filter(None, [", ".join(quoted[:-1]), *quoted[-1:]]))
 
 
+@lru_cache(maxsize=1024)
 def lasting(seconds: float) -> str:
     """A duration as people say it, to two or three digits: ``45 ms``, ``2.5 s``, ``3 min 20 s``, ``1 h 5 min``, ``2 d``."""
     if round(seconds * 1000) < 1000:

@@ -49,6 +49,8 @@ def note(text: str) -> None:
 
 
 def _cell(value: object) -> str:
+    if type(value) is str:
+        return value
     if value is None:
         return ""
     return lasting(value) if isinstance(value, Duration) else str(value)

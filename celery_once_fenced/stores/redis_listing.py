@@ -40,7 +40,8 @@ from celery_once_fenced.stores.redis_values import (
 __all__ = ["BUCKETS", "RedisListing"]
 
 BUCKETS = "0123456789abcdef"
-PAGE = 100
+PAGE = 300
+"""Holds that one script lists: a millisecond of a Redis that others use, too."""
 LOOKED_AT = 500
 """Members of an index that one script of a search looks at: a few milliseconds."""
 COUNTED = 2000
@@ -155,9 +156,11 @@ class _Reader:
         self.score = last
         for row in rows:
             left, slot, name, digest, task, value = row.split("|", 5)
-            if (member := f"{slot}|{name}|{digest}|{task}") not in self.seen:
+            hold = parse_hold(slot, digest, value, left, "" if name == digest else decode(name))
+            member = f"{slot}|{name}|{digest}|{task}"
+            if hold.task == decode(task) and member not in self.seen:
                 self.seen.add(member)
-                yield parse_hold(slot, digest, value, left, "" if name == digest else decode(name))
+                yield hold
 
 
 @dataclass

@@ -50,6 +50,8 @@ def milliseconds(seconds: float) -> int:
 def parse_hold(slot: Slot, digest: str, value: object, left: object, name: str = "") -> Hold:
     """What a script says occupies a slot.  ``left``: milliseconds, negative where it would never lapse."""
     fields = str(value).split("|", 4 if slot == "q" else 6)
+    if "%" in str(value):  # most have nothing to decode; the text, which comes last, never has
+        fields[:-1] = map(decode, fields[:-1])
     seconds = max(number(left), 0) / 1000
     if slot == "q" and len(fields) == 5:
         holder, task_id, since, task, text = fields
@@ -61,14 +63,14 @@ def parse_hold(slot: Slot, digest: str, value: object, left: object, name: str =
     return Hold(
         slot=slot,
         digest=digest,
-        holder=decode(holder) or UNKNOWN,
-        task_id=decode(task_id),
-        delivery=decode(delivery),
+        holder=holder or UNKNOWN,
+        task_id=task_id,
+        delivery=delivery,
         since=number(since) * MICROSECOND,
         left=seconds,
-        worker=decode(worker),
+        worker=worker,
         text=text[:MAX_TEXT],
-        task=decode(task),
+        task=task,
         name=name,
     )
 

@@ -28,6 +28,7 @@ from celery_once_fenced.policy import SPANS
 from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.stores import Enqueue
 from celery_once_fenced.stores.redis import RedisLeaseStore
+from celery_once_fenced.stores.redis_listing import PAGE
 from example_project.servers import Servers
 
 KEYS = 10_000
@@ -105,7 +106,7 @@ def walks_nothing(servers: Servers, operation: Callable[[], object]) -> int:
 
 def test_leases_are_listed_without_a_walk(servers: Servers, app: Celery) -> None:
     assert len(run(app, "leases").output.splitlines()) == KEYS + 1
-    buckets, page = 16, 100
+    buckets, page = 16, PAGE
     pages = walks_nothing(servers, lambda: run(app, "leases"))
     assert KEYS / page <= pages <= KEYS / page + 2 * buckets
 

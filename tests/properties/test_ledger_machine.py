@@ -225,7 +225,9 @@ class LedgerMachine(RuleBasedStateMachine):
             self.over(run)
         for run in filter(None, self.holding.values()):
             run.parked = False
-            eventually(partial(self.ledger.expire, run.held.operation.resource))  # its session ends in its own time
+            eventually(
+                partial(self.ledger.expire, run.held.operation.resource)
+            )  # its session ends in its own time
         for key, op in self.operations.items():
             if key not in self.ended:
                 self.ledger.run(self.ledger.hold(op, max_takeovers=ENDLESS))
