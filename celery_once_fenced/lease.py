@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 __all__ = ["Clock", "Lease", "boot_clock", "deferral", "queued_hold", "trust_window"]
 
@@ -45,17 +44,21 @@ def trust_window(ttl: float) -> float:
     return ttl - (ttl * DRIFT + RESOLUTION)
 
 
-@dataclass(slots=True)
 class Lease:
     """One granted lease, as its holder keeps it.  Only ``renewed``, ``refused`` and ``failed`` move it."""
 
-    ttl: float
-    trusted_until: float
-    due: float
-    """When to renew next."""
-    renew_until: float
-    """No renewal after this (``max_hold``): a hung body does not hold for ever (E6)."""
-    refused_: bool = False
+    # No data class: this module is imported with the package, and ``dataclasses`` takes longer than all of Celery's part.
+
+    __slots__ = ("due", "refused_", "renew_until", "trusted_until", "ttl")
+
+    def __init__(self, ttl: float, trusted_until: float, due: float, renew_until: float) -> None:
+        self.ttl = ttl
+        self.trusted_until = trusted_until
+        self.due = due
+        """When to renew next."""
+        self.renew_until = renew_until
+        """No renewal after this (``max_hold``): a hung body does not hold for ever (E6)."""
+        self.refused_ = False
 
     @classmethod
     def granted(cls, ttl: float, *, sent: float, max_hold: float | None) -> Lease:

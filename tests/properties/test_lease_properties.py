@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -33,7 +32,6 @@ def test_trust_ends_before_the_ttl(ttl: float) -> None:
 # --- believing --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class Forgiving(Lease):
     """Broken: a late renewal brings a lease back."""
 
