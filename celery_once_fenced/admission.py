@@ -150,10 +150,11 @@ class Admission:
         # A server that hung may still carry out what it was asked, when it wakes: then the hold stands for nothing (E2).
         if refused or ask.span.clears_q:  # the window of a call that goes out stands for its run
             self._arrears.owe_release(ask.key.digest, ask.delivery)
+        if refused:
+            emit("store.failed", operation="enqueue", key=ask.key.digest, why=str(error))
+            raise error
         self._arrears.owe_count(ask.key.digest, ask.task)
         emit("call.unguarded", key=ask.key.digest, task=ask.task, why=str(error))
-        if refused:
-            raise error
         return Permit("unguarded", "store_unavailable")
 
     def withdraw(self, digest: str, delivery: str) -> None:

@@ -111,8 +111,8 @@ def policy_for(
     Raises:
         ConfigError: options that do not go together (E20, W7).
     """
-    layers = (settings.tasks.get(task), *once, settings.defaults)
-    return resolve([layer for layer in layers if layer is not None], task=task, hard_limit=hard_limit)
+    layers = [layer for layer in (settings.tasks.get(task), *once) if layer is not None]
+    return resolve(layers, task=task, hard_limit=hard_limit, defaults=settings.defaults)
 
 
 def unknown_tasks(settings: Settings, registered_names: Iterable[str]) -> list[str]:

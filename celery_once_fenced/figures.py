@@ -80,8 +80,8 @@ class Figures:
     """Running holds far older than their task's runs, the oldest first."""
     ledger: LedgerCounts | None = None
     """None without a database, or without its answer."""
-    silent: Mapping[str, str] = field(default_factory=dict)
-    """Stores that did not answer, and why: ``redis``, ``postgres``."""
+    silent: Mapping[str, StoreUnavailableError] = field(default_factory=dict)
+    """Stores that did not answer, and how: ``redis``, ``postgres``."""
 
     def tasks(self) -> list[TaskFigures]:
         """By name: every task that was counted, holds something, or has something in doubt."""
@@ -106,7 +106,7 @@ class Figures:
 def read(source: Source, *, now: float | None = None) -> Figures:
     """Read the stores once.  Never raises for a store that does not answer."""
     at = time.time() if now is None else now
-    silent: dict[str, str] = {}
+    silent: dict[str, StoreUnavailableError] = {}
     counters: Mapping[str, Mapping[str, int]] = {}
     census, counts = Census(), None
     late: tuple[Overdue, ...] = ()
@@ -114,11 +114,11 @@ def read(source: Source, *, now: float | None = None) -> Figures:
         counters, census = source.readings.stats(), source.readings.census()
         late = _overdue(source.readings, counters, census, at)
     except StoreUnavailableError as error:
-        silent["redis"] = str(error)
+        silent["redis"] = error
     try:
         counts = source.ledger.counts() if source.ledger is not None else None
     except StoreUnavailableError as error:
-        silent["postgres"] = str(error)
+        silent["postgres"] = error
     return Figures(at=at, counters=counters, census=census, overdue=late, ledger=counts, silent=silent)
 
 

@@ -143,10 +143,11 @@ class Guard:
 
     def _run_unguarded(self, ex: Execution, error: StoreUnavailableError, body: Body) -> Returned | Aside:
         """Redis does not answer: the correctness tier goes on without it, the efficiency tier as its policy says (E17)."""
+        if ex.policy.tier == "efficiency" and ex.policy.on_store_error == "raise":
+            emit("store.failed", operation="start", key=ex.key.digest, why=str(error))
+            return back_off(ex, ex.policy.lease, "store_unavailable", self._jitter())
         emit("execution.unguarded", key=ex.key.digest, task=ex.task, task_id=ex.task_id, why=str(error))
         self._arrears.owe_count(ex.digest, ex.task)
-        if ex.policy.tier == "efficiency" and ex.policy.on_store_error == "raise":
-            return back_off(ex, ex.policy.lease, "store_unavailable", self._jitter())
         try:
             return self._work(ex, None, body)
         finally:

@@ -15,7 +15,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from celery_once_fenced.calls import CallPlan
 from celery_once_fenced.encoding import UnencodableError, encode, encode_value, scalars
@@ -42,6 +42,7 @@ Arguments = Mapping[str, object]
 KeySpec = None | tuple[str, ...] | str | Callable[[Arguments], str | None]
 ResourceSpec = None | str | Callable[[Arguments], str]
 KeyText = Literal["plain", "hash"]
+T = TypeVar("T")
 
 VERSION = b"once-1"
 """Version of the encoding.  A change of it changes every key, so that no old key is ever compared with a new
@@ -132,7 +133,8 @@ class KeyRecipe:
         function would have answered.
 
         Raises:
-            KeyDerivationError: a ``TypeError``: a wrong call, or an argument that cannot be part of a key.
+            KeyDerivationError: a ``TypeError``: a wrong call, an argument that cannot be part of a key, or a key
+            function that raised, with its error as the cause.
         """
         arguments = self.plan.bind(args, kwargs)
         if override is None and self._function is None:
@@ -141,7 +143,9 @@ class KeyRecipe:
             parts = [encoded[n] for n in self._keyed] if self._fingerprinted else encoded.values()
             key = self._key(self._values_prefix, parts, self._body, arguments)
             return Derived(key, self._fingerprint(encoded), arguments)
-        given = self._function(arguments) if override is None and self._function else override
+        given = override
+        if override is None and self._function is not None:
+            given = self._answer("key", self._function, arguments)
         if given is None:
             return self._unguarded(arguments)
         key = self._key(self._given_prefix, [self._given(given)], safe, given)
@@ -161,16 +165,25 @@ class KeyRecipe:
         """What the fence protects in this call: at most 255 characters.
 
         Raises:
-            KeyDerivationError: an argument of another type than ``int``, ``str`` and ``UUID``, or a text too
-            long.
+            KeyDerivationError: an argument of another type than ``int``, ``str`` and ``UUID``, a text too long, or
+            a function that raised.
         """
         if self._resource is None:
             return default_resource(key)
         if isinstance(self._resource, Template):
             return render_resource(self._resource, arguments, task=self.plan.task)
-        return check_resource(self._resource(arguments), task=self.plan.task)
+        return check_resource(self._answer("resource", self._resource, arguments), task=self.plan.task)
 
     # --- parts of a derivation ------------------------------------------------------------------------------
+
+    def _answer(self, option: str, function: Callable[[Arguments], T], arguments: Arguments) -> T:
+        """What a function of the project's says.  Raised bare, its error would look like one of this package."""
+        try:
+            return function(arguments)
+        except Exception as error:
+            name = getattr(function, "__qualname__", repr(function))
+            problem = f"the {option} function {name} raised {type(error).__name__}: {error}"
+            raise KeyDerivationError(self.plan.task, problem) from error
 
     def _encoded(self, names: tuple[str, ...], arguments: Arguments) -> dict[str, bytes]:
         exact, json = self._scalars, self._json

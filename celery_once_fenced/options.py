@@ -38,7 +38,7 @@ T = TypeVar("T")
 Given: TypeAlias = T | NotGiven
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Once:
     """Options of one task, or of one layer of settings; what is left out, the next layer decides.
 
@@ -109,6 +109,9 @@ class Once:
     def __post_init__(self) -> None:
         for name, value in self.given().items():
             object.__setattr__(self, name, CHECKS[name](name, value))
+
+    def __repr__(self) -> str:
+        return f"Once({', '.join(f'{name}={value!r}' for name, value in self.given().items())})"
 
     def given(self) -> dict[str, Any]:
         """The options that this layer sets."""

@@ -7,6 +7,7 @@ option was checked alone when it was written (``Once``); here is what only the w
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap
 from dataclasses import dataclass, fields
 from functools import cache
@@ -18,7 +19,7 @@ from celery_once_fenced.errors import ConfigError
 from celery_once_fenced.options import NOT_GIVEN, Once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from celery_once_fenced.keys import KeySpec, ResourceSpec
     from celery_once_fenced.option_checks import (
@@ -199,7 +200,11 @@ _BUILT_IN: Mapping[str, Any] = MappingProxyType(
 
 
 def resolve(
-    layers: Sequence[Once | Mapping[str, object]], *, task: str, hard_limit: float | None = None
+    layers: Sequence[Once | Mapping[str, object]],
+    *,
+    task: str,
+    hard_limit: float | None = None,
+    defaults: Once | None = None,
 ) -> Policy:
     """Merge ``layers``, first wins, over the built-in values.
 
@@ -207,23 +212,37 @@ def resolve(
         layers: ``Once`` objects or dicts of their options, the strongest first.
         task: Name of the task: the default scope, and the subject of errors.
         hard_limit: Hard time limit in seconds, the default of ``max_hold``; None: there is none.
+        defaults: The weakest layer, of the setting ``defaults``: an error says which options come from there.
 
     Raises:
         ConfigError: with all that is wrong, the reasons and the remedies.
     """
-    options: dict[str, Any] = dict(ChainMap(*map(_given, layers), {**_BUILT_IN, "unique": None}))
+    declared: ChainMap[str, Any] = ChainMap({}, *map(_given, layers))
+    inherited = _given(defaults or Once())
+    options: dict[str, Any] = {**_BUILT_IN, "unique": None, **inherited, **declared}
     if options["unique"] is None:  # keep_last has a span of its own (E13b).
         options["unique"] = (
             "until_and_while_executing" if options["on_duplicate"] == "keep_last" else "until_executed"
         )
     problems = list(_refusals(options))
     if problems:
-        raise ConfigError(f"{task}: " + "; ".join(problems))
+        silent = inherited.keys() - declared.keys()
+        raise ConfigError(f"{task}: " + "; ".join(_with_source(problem, silent) for problem in problems))
     return _policy(options, task, hard_limit)
 
 
 def _given(layer: Once | Mapping[str, object]) -> dict[str, Any]:
     return (layer if isinstance(layer, Once) else Once.from_mapping(layer)).given()
+
+
+def _with_source(problem: str, inherited: Iterable[str]) -> str:
+    """Who reads the declaration of a task does not see what the settings add to it."""
+    named = sorted(name for name in inherited if re.search(rf"\b{name}=", problem))
+    if not named:
+        return problem
+    return (
+        f"{problem} ({' and '.join(named)} {'is' if len(named) == 1 else 'are'} set in the setting defaults)"
+    )
 
 
 def _policy(options: dict[str, Any], task: str, hard_limit: float | None) -> Policy:

@@ -9,7 +9,7 @@ import click
 
 from celery_once_fenced import operate
 from celery_once_fenced.cli.exits import Exit
-from celery_once_fenced.cli.group import ACTOR, REASON, command
+from celery_once_fenced.cli.group import REASON, command, decided
 from celery_once_fenced.cli.output import print_json
 from celery_once_fenced.errors import ConfigError
 
@@ -21,16 +21,17 @@ __all__: list[str] = []
 @click.argument("outcome", type=click.Choice(["succeeded", "failed", "again"]))
 @click.option("--result", help="JSON that later calls get, where succeeded; default: null.")
 @click.option("--reason", required=True, help=REASON)
+@decided
 @click.pass_context
 def resolve(
-    context: click.Context, key: str, outcome: Any, result: str | None, reason: str, as_json: bool
+    context: click.Context, key: str, outcome: Any, result: str | None, reason: str, actor: str, as_json: bool
 ) -> None:
     """Decide KEY, which is in doubt: it succeeded, it failed, or the body runs again."""
     if result is not None and outcome != "succeeded":
         raise click.UsageError(
             f"--result is what later calls get where a key succeeded, not where it is resolved as {outcome}"
         )
-    done = operate.resolve(key, outcome, result=_parsed(result), reason=reason, actor=ACTOR)
+    done = operate.resolve(key, outcome, result=_parsed(result), reason=reason, actor=actor)
     if as_json:
         print_json({"key": key, "outcome": outcome, "resolved": done})
     else:
@@ -41,10 +42,11 @@ def resolve(
 @command()
 @click.argument("key")
 @click.option("--reason", required=True, help=REASON)
+@decided
 @click.pass_context
-def forget(context: click.Context, key: str, reason: str, as_json: bool) -> None:
+def forget(context: click.Context, key: str, reason: str, actor: str, as_json: bool) -> None:
     """Let KEY, which has finished or waits for a retry, run again from the start."""
-    done = operate.forget(key, reason=reason, actor=ACTOR)
+    done = operate.forget(key, reason=reason, actor=actor)
     if as_json:
         print_json({"key": key, "forgotten": done})
     elif done:

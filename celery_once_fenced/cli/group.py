@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +12,8 @@ import click
 from celery_once_fenced import runtime
 from celery_once_fenced.cli.exits import explained
 
-__all__ = ["ACTOR", "REASON", "command", "once", "registered"]
+__all__ = ["REASON", "command", "decided", "once", "registered"]
 
-ACTOR = "command line"
 REASON = "Why; kept with the event."
 _JSON = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
@@ -41,6 +42,24 @@ def command(*, json: bool = True) -> Callable[[Callable[..., Any]], click.Comman
         return once.command(name=function.__name__.rstrip("_"))(with_options)
 
     return add
+
+
+def decided(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--actor`` to a command that decides something, given as ``actor``: who, and that it was done here."""
+    option = click.option(
+        "--actor",
+        default="",
+        help="Who decides; kept with the event.  Default: the user of the operating system.",
+        callback=lambda _context, _option, name: f"{name.strip() or _user()} (command line)",
+    )
+    return option(function)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, ImportError, OSError):  # a container may run under a number that has no name
+        return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown user"
 
 
 def registered() -> runtime.Runtime:

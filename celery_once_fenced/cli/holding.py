@@ -9,7 +9,7 @@ import click
 
 from celery_once_fenced import operate, runtime
 from celery_once_fenced.cli.exits import Exit
-from celery_once_fenced.cli.group import ACTOR, REASON, command
+from celery_once_fenced.cli.group import REASON, command, decided
 from celery_once_fenced.cli.output import Duration, note, print_json, print_table
 from celery_once_fenced.errors import StoreUnavailableError
 from celery_once_fenced.outcome import moment_of
@@ -55,10 +55,11 @@ def explain(key: str, as_json: bool) -> None:
 @click.argument("key")
 @click.option("--holder", help="Free only what this holder has; default: ask for each.")
 @click.option("--reason", default="", help=REASON)
+@decided
 @click.option("--yes", is_flag=True, help="Do not ask; needed with --json.")
 @click.pass_context
 def release(
-    context: click.Context, key: str, holder: str | None, reason: str, yes: bool, as_json: bool
+    context: click.Context, key: str, holder: str | None, reason: str, actor: str, yes: bool, as_json: bool
 ) -> None:
     """Free KEY by hand.  Its task goes on running, but can free or commit nothing of its successor's."""
     if as_json and not yes:
@@ -70,7 +71,7 @@ def release(
     kept: list[str] = []
     for one in [holder] if holder else list(dict.fromkeys(_holders(explanation))):
         if yes or click.confirm(f"Free what holder {one} has?"):
-            done = operate.release(key, one, reason=reason, actor=ACTOR)
+            done = operate.release(key, one, reason=reason, actor=actor)
             (freed if done else kept).append(one)
             if not as_json:
                 click.echo(f"{'freed' if done else 'no longer held by'} {one}")

@@ -47,7 +47,7 @@ def stats(as_json: bool) -> None:
 def _read() -> Figures:
     figures = readings.read(runtime.current())
     if "redis" in figures.silent:
-        raise StoreUnavailableError("redis", figures.silent["redis"])
+        raise figures.silent["redis"]
     if "postgres" in figures.silent:
         note(f"what is in doubt is not known: {figures.silent['postgres']}")
     return figures

@@ -53,7 +53,7 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "done": "Deliveries dropped because they had been settled before",
         "deferred": "Messages that stepped aside and came back later",
         "overflowed": "Messages that found too many others waiting for their key",
-        "unguarded": "Calls and executions that met no answer from the lock store, counted when it answered again",
+        "unguarded": "Calls and executions that went on without the lock store, counted when it answered again",
         "released": "Bodies that ended while the lease was still theirs",
         "lost": "Bodies that ended when the lease was not theirs any more",
         "renewed": "Renewals of a running lease",

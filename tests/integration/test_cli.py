@@ -196,6 +196,13 @@ def test_redis_that_does_not_answer_is_exit_code_3() -> None:
     assert (result.exit_code, "redis is unavailable" in result.output) == (3, True)
 
 
+@pytest.mark.parametrize("command", ["stats", "audit"])
+def test_redis_that_does_not_answer_is_said_once(command: str) -> None:
+    with make_app(redis_url="redis://127.0.0.1:1/0") as app:
+        result = run(app, command)
+    assert (result.exit_code, result.output.count("is unavailable")) == (3, 1)
+
+
 def test_wrong_setting_is_exit_code_2() -> None:
     with make_app(redis_url="redis://127.0.0.1:1/0", namspace="x") as app:
         result = run(app, "leases")

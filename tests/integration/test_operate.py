@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -272,6 +273,40 @@ def test_command_forgets_what_has_finished_and_nothing_else(
     assert ledger.store.look(done.operation.digest) is None
     refused = run(app, "forget", doubtful.operation.key, "--reason", "no")
     assert (refused.exit_code, "in doubt" in refused.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "user", "actor"),
+    [
+        ([], "alice", "alice (command line)"),
+        (["--actor", "bob"], "alice", "bob (command line)"),
+        (["--actor", " "], "alice", "alice (command line)"),
+        ([], None, f"user {os.getuid()} (command line)"),
+    ],
+)
+def test_decision_on_the_command_line_names_who_made_it(
+    app: Celery,
+    ledger: Ledger,
+    in_doubt: Callable[..., Held],
+    monkeypatch: pytest.MonkeyPatch,
+    option: list[str],
+    user: str | None,
+    actor: str,
+) -> None:
+    def getuser() -> str:
+        if user is None:
+            raise KeyError("getpwuid(): uid not found")  # as in a container under an id of its own
+        return user
+
+    monkeypatch.setattr("getpass.getuser", getuser)
+    held = in_doubt()
+    assert run(app, "resolve", held.operation.key, "failed", "--reason", "seen", *option).exit_code == 0
+    assert run(app, "forget", held.operation.key, "--reason", "again", *option).exit_code == 0
+    events = ledger.execute(
+        "select kind, actor from once_fenced_event where key_digest = %s and actor is not null order by id",
+        (held.operation.digest,),
+    )
+    assert [tuple(event) for event in events] == [("ledger.resolved", actor), ("ledger.forgotten", actor)]
 
 
 def test_forgetting_needs_a_reason_and_a_key_that_is_known(ledger: Ledger, app: Celery) -> None:

@@ -192,6 +192,22 @@ def test_a_flip_of_the_tier_in_settings_is_checked_with_the_task() -> None:
     assert policy_for(flipped, "shop.a", (Once(replay_for=0),)).correctness
 
 
+def test_conflict_with_the_defaults_says_where_the_option_stands() -> None:
+    found = settings(defaults={"on_duplicate": "raise"})
+    with pytest.raises(
+        ConfigError, match=r"on_duplicate='raise' .*\(on_duplicate is set in the setting defaults\)"
+    ):
+        policy_for(found, "shop.a", (Once(unique="while_executing"),))
+
+
+def test_conflict_of_what_a_task_says_itself_does_not_blame_the_defaults() -> None:
+    found = settings(defaults={"on_duplicate": "raise", "lease": 5})
+    own = Once(unique="while_executing", on_duplicate="raise")
+    with pytest.raises(ConfigError, match="would never apply") as seen:
+        policy_for(found, "shop.a", (own,))
+    assert "defaults" not in str(seen.value)
+
+
 def test_an_entry_for_a_task_that_does_not_exist_is_reported_with_a_suggestion() -> None:
     found = settings(tasks={"shop.tasks.chrage": {}, "shop.tasks.refund": {}})
     assert unknown_tasks(found, ["shop.tasks.charge", "shop.tasks.refund"]) == [

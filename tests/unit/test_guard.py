@@ -336,6 +336,11 @@ def test_without_redis_a_strict_task_defers(bench: Bench) -> None:
     bench.leases.away = {"all"}
     aside = bench.run(delivery(policy=policy(on_store_error="raise")), never)
     assert (type(aside), aside.why) == (Defer, "store_unavailable")
+    assert not bench.named("execution.unguarded")
+    assert [event.fields["operation"] for event in bench.named("store.failed")] == ["start"]
+    bench.leases.away = set()
+    bench.run(delivery("d2"))
+    assert bench.leases.stats()["shop.post"].get("unguarded", 0) == 0
 
 
 def test_grant_that_arrives_after_its_window_is_released_and_not_believed(bench: Bench) -> None:
@@ -453,6 +458,7 @@ def test_without_redis_a_strict_call_raises_unless_awaited(bench: Bench, admissi
     bench.leases.away = {"all"}
     with pytest.raises(StoreUnavailableError):
         admission.admit(call(strict=True))
+    assert not bench.named("call.unguarded")
     assert admission.admit(call(strict=True, awaited=True)).publish
 
 

@@ -306,6 +306,35 @@ def test_a_function_must_answer_with_text(answer: Any) -> None:
         recipe(key=lambda _: answer).derive((1,), {})
 
 
+def failing(arguments: Any) -> str:
+    raise LookupError(f"no order {arguments['order_id']}")
+
+
+def test_error_of_a_key_function_names_task_and_function() -> None:
+    with pytest.raises(
+        KeyDerivationError, match=r"shop\.charge: the key function failing .*LookupError: no order 7"
+    ) as seen:
+        recipe(key=failing).derive((7,), {})
+    assert isinstance(seen.value.__cause__, LookupError)
+
+
+def test_error_of_a_resource_function_names_task_and_function() -> None:
+    made = recipe(resource=failing)
+    with pytest.raises(
+        KeyDerivationError, match=r"shop\.charge: the resource function failing .*LookupError"
+    ) as seen:
+        made.resource(key(made, 7), {"order_id": 7})
+    assert isinstance(seen.value.__cause__, LookupError)
+
+
+def test_time_limit_in_a_key_function_passes_through() -> None:
+    def interrupted(_: Any) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recipe(key=interrupted).derive((7,), {})
+
+
 def test_a_key_given_for_one_call_stands_for_the_answer_of_a_key_function() -> None:
     given = recipe().derive((1,), {}, "nightly")
     assert given == recipe(key=lambda _: "nightly").derive((2,), {})

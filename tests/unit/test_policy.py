@@ -93,6 +93,11 @@ def test_a_layer_knows_only_what_it_was_given() -> None:
     assert Once().given() == {}
 
 
+def test_options_show_what_was_given_and_nothing_else() -> None:
+    assert repr(Once(lease="1m", key=("a",))) == "Once(key=('a',), lease=60.0)"
+    assert repr(Once()) == "Once()"
+
+
 def test_a_layer_can_be_copied_and_pickled() -> None:
     once = Once(lease=30, key=("a",), final_errors=(ValueError,))
     assert copy.deepcopy(once) == pickle.loads(pickle.dumps(once)) == once
