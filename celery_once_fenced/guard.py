@@ -218,6 +218,7 @@ class Guard:
             return None
         renewal = Renewal(ex.key.digest, question.slot, question.holder, ex.task, question.lease)
         kept = self._keeper.granted(renewal, sent=sent, max_hold=ex.policy.max_hold)
+        kept.queued_since = started.queued_since
         if kept.lost:
             # The answer took longer than the lease may be believed (E4).  No body was entered: no mark (E8a).
             self._end(ex, kept, Ending(marked=False))
@@ -243,7 +244,9 @@ class Guard:
             requeue=ending.requeue,
             held=None if began is None else self._clock() - began,
             counter=ending.counter,
-            seq=ex.seq or ex.waiting_since * 1000,  # q that goes back says since when its call waits
+            seq=ex.seq
+            or kept.queued_since
+            or ex.waiting_since * 1000,  # q that goes back says since when its call waits
         )
         try:
             if not self._leases.end(end):

@@ -29,6 +29,8 @@ class KeptLease:
     def __init__(self, lease: Lease, renewal: Renewal, clock: Clock) -> None:
         self.lease = lease
         self.renewal = renewal
+        self.queued_since = 0
+        """Since when its call was queued before it was granted, in unix microseconds by the store's clock; 0: unknown."""
         self._clock = clock
         self._told = False
 

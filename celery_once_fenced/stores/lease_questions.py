@@ -142,6 +142,8 @@ class Started:
     """The number under which it runs: its own, or that of the kept call."""
     call: str = ""
     """The kept call, where it is newer than this one: the body runs with its arguments (E13b)."""
+    queued_since: int = 0
+    """Since when the q was held that it freed, in unix microseconds by the store's clock; 0: it freed none."""
 
 
 @record(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class End:
     counter: str = ""
     """One more counter of the task to add one to (``replayed``, ``fenced_off``)."""
     seq: int = 0
-    """The number of the call, which goes back with q; 0: none."""
+    """What goes back with q: the number of the call, or since when it is queued; 0: only now."""
 
 
 @record(frozen=True, slots=True)

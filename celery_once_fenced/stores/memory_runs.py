@@ -68,7 +68,7 @@ def _answer(state: State, ask: Start) -> tuple[Started, bool]:
     r = state.occupant("r", ask.slot) if ask.span.needs_r or ask.span.sets_r else None
     if r is not None and r.hold.holder == ask.holder:
         state.put(r.hold, ask.lease)
-        return _granted(state, ask), True
+        return _granted(state, ask, 0), True
     if ask.redelivery and state.noted("done", ask.delivery):
         _clear_q(state, ask, own_task=False)
         return Started("done"), False
@@ -80,8 +80,7 @@ def _answer(state: State, ask: Start) -> tuple[Started, bool]:
         return newer, False
     if ask.span.needs_r and r is not None:
         return _in_the_way(state, "successor" if r.of_task(ask.task_id) else "busy", r), False
-    _grant(state, ask)
-    return _granted(state, ask), False
+    return _granted(state, ask, _grant(state, ask)), False
 
 
 def _in_the_way(state: State, answer: StartAnswer, by: Held, wait: float | None = None) -> Started:
@@ -109,19 +108,21 @@ def _newer(state: State, ask: Start) -> Started | None:
     return _in_the_way(state, "superseded", q, 0.0) if ask.span.displaces else _in_the_way(state, "busy", q)
 
 
-def _grant(state: State, ask: Start) -> None:
+def _grant(state: State, ask: Start) -> int:
+    """Since when the q was held that it frees, in microseconds."""
     if ask.span.sets_r:
         name = "" if ask.slot == ask.key.digest else ask.slot
         hold = hold_of("r", ask, state.now(), holder=ask.holder, worker=ask.worker, name=name)
         state.put(hold, ask.lease)
-    _clear_q(state, ask, own_task=True)
+    since = _clear_q(state, ask, own_task=True)
     state.forget("streak", ask.key.digest)
+    return since
 
 
-def _granted(state: State, ask: Start) -> Started:
+def _granted(state: State, ask: Start, since: int) -> Started:
     """Under which number it runs, and the call that was left to it, if that is newer."""
     if not (ask.span.ordered and ask.seq):
-        return Started("granted")
+        return Started("granted", queued_since=since)
     digest = ask.key.digest
     kept, call = last_kept(state, digest) if ask.span.keeps_last else (0, "")
     seq = max(ask.seq, kept)
@@ -129,18 +130,20 @@ def _granted(state: State, ask: Start) -> Started:
     if started is None or started.seq <= seq:
         hold = hold_of("q", ask, state.now(), holder=ask.delivery)
         state.note("mark", digest, Held(hold, state.now() + ask.remembered, seq), ask.remembered)
-    return Started("granted", seq=seq, call=call if kept > ask.seq else "")
+    return Started("granted", seq=seq, call=call if kept > ask.seq else "", queued_since=since)
 
 
-def _clear_q(state: State, ask: Start, *, own_task: bool) -> None:
+def _clear_q(state: State, ask: Start, *, own_task: bool) -> int:
     q = state.occupant("q", ask.key.digest) if ask.span.clears_q else None
     if q is not None and (q.of_delivery(ask.delivery) or (own_task and q.of_task(ask.task_id))):
         state.free("q", ask.key.digest)
+        return q.seq
+    return 0
 
 
 # --- end ------------------------------------------------------------------------------------------------------
 
 
 def _take_q_back(state: State, ask: End) -> None:
-    now = state.now()
-    state.put(hold_of("q", ask, now, holder=ask.delivery), ask.requeue, ask.seq or int(now * 1_000_000))
+    since = ask.seq or int(state.now() * 1_000_000)
+    state.put(hold_of("q", ask, since / 1_000_000, holder=ask.delivery), ask.requeue, since)

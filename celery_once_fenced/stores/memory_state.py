@@ -25,7 +25,7 @@ class Held:
     hold: Hold
     until: float
     seq: int = 0
-    """Number of the call in q."""
+    """Number of the call in q, or since when it is queued, in unix microseconds."""
 
     def of_task(self, task_id: str) -> bool:
         """Whether it is a delivery of this task id; a task without an id is nobody's."""

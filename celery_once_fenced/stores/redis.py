@@ -260,7 +260,7 @@ def _started(
     ask: Start, what: Any, wait: int, slot: str = "", value: str = "", seq: str = "", call: str = ""
 ) -> Started:
     if not slot:
-        return Started(what, wait=wait / 1000, seq=number(seq), call=call)
+        return Started(what, wait=wait / 1000, seq=number(seq), call=call, queued_since=number(value))
     digest = ask.key.digest
     name = "" if slot == "q" or ask.slot == digest else ask.slot
     return Started(what, parse_hold("q" if slot == "q" else "r", digest, value, wait, name), wait / 1000)

@@ -69,6 +69,8 @@ class Bench:
     task: str = TASK
     numbers: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
+    queued: dict[str, int] = field(default_factory=dict)
+    """Since when a delivery that was started had q."""
 
     def later(self, seconds: float) -> None:
         raise NotImplementedError
@@ -145,7 +147,7 @@ class Bench:
 
         ``ordered=False``: to be started whatever has come since.
         """
-        return self.store.start(
+        answer = self.store.start(
             Start(
                 key=self.key,
                 task=self.task,
@@ -162,6 +164,8 @@ class Bench:
                 remembered=HOLD,
             )
         )
+        self.queued[delivery] = answer.queued_since
+        return answer
 
     def renew(self, holder: str, lease: float = LEASE) -> bool:
         return self.store.renew([Renewal(self.key.digest, self.key.digest, holder, self.task, lease)])[0]
@@ -190,7 +194,7 @@ class Bench:
                 requeue=requeue,
                 held=held,
                 counter=counter,
-                seq=self.numbers.get(delivery, 0),
+                seq=self.numbers.get(delivery, 0) or self.queued.get(delivery, 0),
             )
         )
 

@@ -416,6 +416,29 @@ def test_requeue_gives_q_back_to_the_delivery(bench: Bench) -> None:
     assert not bench.enqueue("d2").granted
 
 
+@pytest.mark.parametrize("on_duplicate", ["return_existing", "replace"])
+def test_requeue_says_since_when_the_call_is_queued(bench: Bench, on_duplicate: str) -> None:
+    task = bench.of("until_executed", on_duplicate)
+    task.enqueue("d1")
+    queued = task.slot("q")
+    assert queued is not None
+    for start in range(2):
+        bench.later(10)
+        task.start("d1", f"h{start}")
+        task.end("d1", f"h{start}", requeue=HOLD)
+        again = task.slot("q")
+        assert again is not None
+        assert again.since == pytest.approx(queued.since, abs=1e-6)
+
+
+def test_requeue_of_a_call_that_had_no_q_says_now(bench: Bench) -> None:
+    assert bench.start("d1", "h1").queued_since == 0
+    bench.end("d1", "h1", requeue=HOLD)
+    again, now = bench.slot("q"), bench.enqueue("d2").by
+    assert (again, now) != (None, None)
+    assert again.since > 1_600_000_000  # type: ignore[union-attr]
+
+
 def test_requeue_leaves_the_q_of_another(bench: Bench) -> None:
     bench.start("d1", "h1")
     bench.of("until_executing").enqueue("d2")

@@ -79,6 +79,8 @@ class Pair:
             changes["wait"] = round(answer.wait, -1)
         if hasattr(answer, "seq"):
             changes["seq"] = answer.seq > 0
+        if hasattr(answer, "queued_since"):
+            changes["queued_since"] = answer.queued_since > 0
         if hasattr(answer, "since"):
             changes["since"] = answer.since > 0
         return replace(answer, **changes) if changes else answer

@@ -566,6 +566,18 @@ def test_twin_of_a_fence_waits_for_its_lease(bench: Bench) -> None:
     assert bench.run(post(), never).seconds == pytest.approx(LEASE)
 
 
+def test_call_whose_resource_is_busy_stays_queued_since_it_was_made(bench: Bench) -> None:
+    """The first deferral tells since when it waits, later ones know; the call is older than both."""
+    bench.hold(delivery("d2", key=key("other")), "h2")
+    bench.enqueue(ex := delivery(policy=fenced()))
+    made = bench.leases.look(ex.digest)[0].since
+    for waiting_since in (0, round((made + 5) * 1000)):
+        bench.clock.pass_(5)
+        assert isinstance(bench.run(replace(ex, waiting_since=waiting_since), never), Defer)
+        (queued,) = bench.leases.look(ex.digest)
+        assert (queued.slot, queued.since) == ("q", made)
+
+
 @pytest.mark.parametrize("on_conflict", ["skip", "raise"])
 def test_redis_busy_always_defers(bench: Bench, on_conflict: Any) -> None:
     start(bench, delivery())

@@ -4,7 +4,8 @@
 --       10 "1" where a redelivery is possible  11 text  12 when it began to wait, or "": it did not
 --       ordered spans (o):  13 number of the call  14 for how many ms a started call is remembered
 -- Answers {what, ms to wait}; where something is in the way {…, slot, value}, with slot "q" for a newer call;
--- where it was granted under a number {"granted", 0, "", "", number, call}, the call being the kept one, if newer.
+-- where it was granted {"granted", 0, "", since of the q that it freed or ""}, and under a number {…, number, call}, the
+-- call being the kept one, if newer.
 --
 -- mine (r of this very holder)   → extended, granted: the reply to the first sending was lost
 -- this delivery left a tombstone → done; its own q, a leftover, is freed
@@ -31,11 +32,14 @@ local function same_task(hold)
   return hold.task_id == task_id and task_id ~= ''
 end
 
+-- Answers since when it was held, for one that is given back (C10).
 local function clear_q(also_of_the_task)
   local q = has('c') and occupant('q', digest)
   if q and (q.delivery == delivery or (also_of_the_task and same_task(q))) then
     free('q', digest, digest, q.task)
+    return whole(q.seq)
   end
+  return ''
 end
 
 -- What is in the way of an older call: {what, ms to wait, "q", value}, or nil.
@@ -62,7 +66,7 @@ local function newer()
 end
 
 -- Under which number it runs, and the call that was left to it, if that is newer.
-local function remember()
+local function remember(since)
   local kept, call = 0, nil
   if has('k') then
     kept, call = last_kept(digest)
@@ -73,18 +77,18 @@ local function remember()
     local value = table.concat({ delivery, task_id, whole(number), task, text }, '|')
     redis.pcall('SET', bucket .. 'mark:' .. digest, value, 'PX', remembered)
   end
-  return { 'granted', 0, '', '', whole(number), kept > seq and call or '' }
+  return { 'granted', 0, '', since, whole(number), kept > seq and call or '' }
 end
 
-local function granted()
-  return has('o') and seq and remember() or { 'granted', 0 }
+local function granted(since)
+  return has('o') and seq and remember(since) or { 'granted', 0, '', since }
 end
 
 local function answer()
   local r = (has('n') or has('R')) and occupant('r', name) or nil
   if r and r.holder == holder then
     extend('r', name, digest, r.task, ttl)
-    return granted(), false
+    return granted(''), false
   end
   if redelivery and redis.call('EXISTS', bucket .. 'done:' .. delivery) == 1 then
     clear_q(false)
@@ -110,9 +114,9 @@ local function answer()
   if has('R') then
     occupy('r', name, digest, task, ttl, table.concat({ holder, task_id, delivery, now_us, worker, task, text }, '|'), r)
   end
-  clear_q(true)
+  local since = clear_q(true)
   redis.pcall('DEL', bucket .. 'streak:' .. digest)
-  return granted(), true
+  return granted(since), true
 end
 
 local said, first = answer()
