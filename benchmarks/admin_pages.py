@@ -97,7 +97,7 @@ def _hold(pipe: Any, namespace: str, number: int) -> None:
         slot = "r"
         value = f"{holder}|{task_id}|{secrets.token_hex(16)}|{since}|w{number % 8}@host|{task}|{text}"
     pipe.set(f"{bucket}{slot}:{digest}", value, px=left)
-    pipe.zadd(f"{bucket}index", {f"{slot}|{digest}|{digest}|{task}": int(now * 1000) + left})
+    pipe.zadd(f"{bucket}index", {f"{slot}||{digest}|{task}": int(now * 1000) + left})
     pipe.hincrby(f"{bucket}stats:{task}", "granted")
     pipe.hincrby(f"{bucket}stats:{task}", "hold_le_5")
     pipe.sadd(f"{bucket}tasks", task)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
@@ -35,6 +36,8 @@ __all__ = ["RedisLeaseStore"]
 
 AGAIN: Command = ("1",)
 """What end and release are told when they are asked a second time for want of an answer."""
+RENEWED_AT_ONCE = 500
+"""Leases in one command: Lua takes no more than some thousands of arguments."""
 
 
 class RedisLeaseStore(RedisListing):
@@ -145,19 +148,28 @@ class RedisLeaseStore(RedisListing):
         return _started(ask, *answer)
 
     def renew(self, asks: Sequence[Renewal]) -> list[bool]:
-        by_bucket: dict[str, list[int]] = {}
+        alike: dict[tuple[str, str, float], list[int]] = {}
         for i, ask in enumerate(asks):
-            by_bucket.setdefault(self._bucket(ask.digest), []).append(i)
-        if not asks:
-            return []
-        renew = self._script("renew")
-        commands = [
-            renew.call(bucket, *(part for i in places for part in _renewal(asks[i])))
-            for bucket, places in by_bucket.items()
+            alike.setdefault((ask.digest[:1], ask.task, ask.lease), []).append(i)
+        batches = [
+            places[first : first + RENEWED_AT_ONCE]
+            for places in alike.values()
+            for first in range(0, len(places), RENEWED_AT_ONCE)
         ]
+        if not batches:
+            return []
+        commands = [self._renewal([asks[i] for i in places]) for places in batches]
         answers = self._link.ask(*commands, past_breaker=True)
-        renewed = dict(zip(_flat(by_bucket.values()), _flat(answers), strict=True))
+        renewed = dict(zip(chain(*batches), chain(*answers), strict=True))
         return [renewed[i] == 1 for i in range(len(asks))]
+
+    def _renewal(self, asks: Sequence[Renewal]) -> Command:
+        """Of leases of one bucket, task and length."""
+        first, parts = asks[0], []
+        for ask in asks:
+            parts += [ask.digest, "" if ask.slot == ask.digest else encode(ask.slot), encode(ask.holder)]
+        bucket, lease = self._bucket(first.digest), milliseconds(first.lease) or 1
+        return self._script("renew").call(bucket, encode(first.task), lease, *parts)
 
     def end(self, ask: End) -> bool:
         digest = ask.key.digest
@@ -264,11 +276,3 @@ def _started(
     digest = ask.key.digest
     name = "" if slot == "q" or ask.slot == digest else ask.slot
     return Started(what, parse_hold("q" if slot == "q" else "r", digest, value, wait, name), wait / 1000)
-
-
-def _renewal(ask: Renewal) -> Command:
-    return (ask.digest, encode(ask.slot), encode(ask.task), encode(ask.holder), milliseconds(ask.lease) or 1)
-
-
-def _flat(parts: Any) -> list[Any]:
-    return [item for part in parts for item in part]

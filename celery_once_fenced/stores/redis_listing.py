@@ -156,7 +156,7 @@ class _Reader:
         self.score = last
         for row in rows:
             left, slot, name, digest, task, value = row.split("|", 5)
-            hold = parse_hold(slot, digest, value, left, "" if name == digest else decode(name))
+            hold = parse_hold(slot, digest, value, left, decode(name))
             member = f"{slot}|{name}|{digest}|{task}"
             if hold.task == decode(task) and member not in self.seen:
                 self.seen.add(member)

@@ -82,9 +82,7 @@ def parse_member(row: Sequence[Any]) -> Hold | None:
     if value is None or len(fields) != 4:
         return None
     slot, name, digest, _ = fields
-    return parse_hold(
-        "q" if slot == "q" else "r", digest, value, left, "" if name == digest else decode(name)
-    )
+    return parse_hold("q" if slot == "q" else "r", digest, value, left, decode(name))
 
 
 def add_counters(counters: dict[str, int], pairs: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ SWEEP = """  if not limit and clock[2] % 8 ~= 0 then
   end
   local over = redis.pcall('ZRANGEBYSCORE', index, '-inf', now, 'LIMIT', 0, limit or 64)
   for _, entry in ipairs(over) do
-    local slot, name, _, task = entry:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
+    local slot, name, task = parts(entry)
     local hold = slot and occupant(slot, name)
 """
 """How every script begins to sweep, one call in eight."""
@@ -171,18 +171,16 @@ FAULTS = {
     ),
     "renewal_by_set": Fault(
         "renew",
-        "  if ours then\n    extend(",
-        "  ours = not r or ours\n"
+        "  if ours then\n",
+        "  ours = redis.call('EXISTS', key) == 0 or ours\n"
         "  if ours then\n"
-        "    r = r or { task = task }\n"
-        "    redis.call('SET', bucket .. 'r:' .. name, holder .. '|||0|||')\n"
-        "    extend(",
+        "    redis.call('SET', key, ARGV[i + 2] .. '|||0|||')\n",
         (sentences.test_lapsed_lease_is_never_made_again,),
     ),
     "renewal_without_compare": Fault(
         "renew",
-        "r ~= nil and r.holder == holder",
-        "r ~= nil",
+        "is_of(ARGV[i + 2], redis.pcall('GET', key))",
+        "redis.call('EXISTS', key) == 1",
         (sentences.test_zombie_does_not_renew_its_successors_lease,),
     ),
     "older_runs_after_newer": Fault(

@@ -13,12 +13,12 @@
 --   <bucket>displaced:<digest>  delivery|since|until|value: the q that an unconfirmed replacement put aside (E13a)
 --   <bucket>waiting:<digest>    sorted set of deferred deliveries by expiry in unix ms: "delivery|since" (D3)
 --   <bucket>streak:<digest>     how often the key was refused since it last ran
---   <bucket>index               sorted set of the holds by expiry in unix ms: "q|digest|digest|task", "r|name|digest|task"
+--   <bucket>index               sorted set of the holds by expiry in unix ms: "q||digest|task", "r|name|digest|task"
 --   <bucket>stats:<task>        hash of counters;  <bucket>tasks  set of the tasks that have one
 --   <bucket>hours:<task>        hash of the counters of HOURLY by unix hour: "<hour>:<counter>", not yet in stats
 --
--- name is the digest, or a delivery id where a span without r looks for its twin.  seq and since are microseconds of
--- this server's clock; in displaced and waiting, since and until are milliseconds.  The text comes last and may contain
+-- name is the digest, which the index leaves out, or a delivery id where a span without r looks for its twin.  seq and
+-- since are microseconds of this server's clock; in displaced and waiting, since and until are milliseconds.  The text comes last and may contain
 -- anything; in the other fields the driver encodes "|" and "%", and scripts only compare them.
 --
 -- A slot is moved only by the hold in it: every script reads it, compares delivery or holder, and then acts (E1).
@@ -150,7 +150,13 @@ local function count(task, counter, by)
 end
 
 local function member(slot, name, digest, task)
-  return slot .. '|' .. name .. '|' .. digest .. '|' .. task
+  return slot .. '|' .. (name ~= digest and name or '') .. '|' .. digest .. '|' .. task
+end
+
+-- The slot of an index member, its name, and the task; or nil.
+local function parts(entry)
+  local slot, name, digest, task = entry:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
+  return slot, name ~= '' and name or digest, task
 end
 
 -- Occupies a slot that is free or `was` ours to take over.
@@ -183,7 +189,7 @@ local function sweep(limit)
   end
   local over = redis.pcall('ZRANGEBYSCORE', index, '-inf', now, 'LIMIT', 0, limit or 64)
   for _, entry in ipairs(over) do
-    local slot, name, _, task = entry:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
+    local slot, name, task = parts(entry)
     local hold = slot and occupant(slot, name)
     if hold and hold.task == task then -- somebody extended it by hand
       redis.pcall('ZADD', index, now + math.max(left(hold), 1000), entry)

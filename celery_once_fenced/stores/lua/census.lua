@@ -35,7 +35,7 @@ while rank < from + size and not through do
       local task = entry:sub(bar + DIGEST + 2)
       counted[task] = (counted[task] or 0) + 1
       if slot == 'r' then
-        keys[#keys + 1], tasks[#tasks + 1] = bucket .. 'r:' .. entry:sub(3, bar - 1), task
+        keys[#keys + 1], tasks[#tasks + 1] = bucket .. 'r:' .. (bar > 3 and entry:sub(3, bar - 1) or entry:sub(4, DIGEST + 3)), task
       end
     end
   end

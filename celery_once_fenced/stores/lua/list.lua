@@ -10,7 +10,7 @@ local page = redis.call('ZRANGEBYSCORE', index, ARGV[1], '+inf', 'WITHSCORES', '
 local last, same = page[#page] or ARGV[1], 0
 local said, keys = { #page / 2, last, 0 }, {}
 for i = 1, #page, 2 do
-  local slot, name = page[i]:match('^([qr])|([^|]*)|')
+  local slot, name = parts(page[i])
   keys[#keys + 1] = slot and bucket .. slot .. ':' .. name or bucket .. 'none'
   if page[i + 1] == last then
     same = same + 1

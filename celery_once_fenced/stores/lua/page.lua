@@ -56,7 +56,7 @@ local function candidates(members)
       local bar = entry:find('|', 3, true)
       if bar and (not tasks or tasks[entry:sub(bar + DIGEST + 2)]) then
         rows[#rows + 1] = i
-        keys[#keys + 1] = bucket .. slot .. ':' .. entry:sub(3, bar - 1)
+        keys[#keys + 1] = bucket .. slot .. ':' .. (bar > 3 and entry:sub(3, bar - 1) or entry:sub(4, DIGEST + 3))
       end
     end
   end

@@ -1,24 +1,33 @@
 -- Extend many running holds of one bucket (E5).
 --
--- ARGV  five for each: digest, name of r, task, holder, lease in ms
+-- ARGV  1 task  2 lease in ms  then three for each hold: digest, name of r ("" = the digest), holder
 -- Answers 1 or 0 for each: whether it was still the holder's.
 --
 -- r is of this holder → extended.  Anything else, also nothing → 0: a lease that lapsed is never made again, and
 -- another's is not touched.  Compare and PEXPIRE: works on a server that is full.
 
-local said, renewed = {}, {}
-for i = 1, #ARGV, 5 do
-  local digest, name, task, holder, ttl = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])
-  local r = occupant('r', name)
-  local ours = r ~= nil and r.holder == holder
+-- A process renews many at once, so a value is not taken apart: it is of the holder, a random id, whose name it begins with.
+
+local task, ttl, said, scores = ARGV[1], tonumber(ARGV[2]), {}, {}
+
+local function is_of(holder, value)
+  return type(value) == 'string' and value:sub(1, #holder + 1) == holder .. '|'
+end
+
+for i = 3, #ARGV, 3 do
+  local digest, name = ARGV[i], ARGV[i + 1]
+  local key = bucket .. 'r:' .. (name ~= '' and name or digest)
+  local ours = is_of(ARGV[i + 2], redis.pcall('GET', key))
   if ours then
-    extend('r', name, digest, r.task, ttl)
-    renewed[task] = (renewed[task] or 0) + 1
+    redis.call('PEXPIRE', key, ttl)
+    scores[#scores + 1] = now + ttl
+    scores[#scores + 1] = 'r|' .. name .. '|' .. digest .. '|' .. task
   end
   said[#said + 1] = ours and 1 or 0
 end
-for task, times in pairs(renewed) do
-  count(task, 'renewed', times)
+if #scores > 0 then
+  redis.pcall('ZADD', index, unpack(scores))
+  count(task, 'renewed', #scores / 2)
 end
 sweep()
 return said
