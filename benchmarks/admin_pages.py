@@ -34,7 +34,7 @@ insert into once_fenced_ledger (key_digest, key, scope, task_name, task_id, run_
                                 retain_until)
 select sha256(n::text::bytea), 'charge:' || n, (%(tasks)s::text[])[1 + n %% 5], (%(tasks)s::text[])[1 + n %% 5],
        md5(n::text), md5(n::text), sha256(('f' || n)::bytea),
-       case when n %% 1000 = 1 then 'failed' when n %% 20000 = 2 then 'in_doubt' when n %% 5000 = 3 then 'retryable'
+       case when n <= %(held)s then 'running' when n %% 1000 = 1 then 'failed' when n %% 20000 = 2 then 'in_doubt' when n %% 5000 = 3 then 'retryable'
             else 'succeeded' end,
        1 + (n %% 500 = 0)::int, (n %% 500 = 0)::int, md5('h' || n), 'charge:' || n || '#' || md5(n::text), n,
        '{"id": ' || n || '}', at, at, at + interval '1 second', at + interval '30 days', at + interval '30 days'
@@ -115,7 +115,10 @@ PAGES = {
     "held locks, a key": "heldlock/?q=feed%3D99999",
     "held locks, a text in none": "heldlock/?q=zzzz",
     "held locks, fences that lapsed": "heldlock/?state=lapsed",
-    "one lock": "",
+    "one lock, with a fence": "",
+    "one lock, queued": "",
+    "one lock, running": "",
+    "locks of an object": "/admin/shop/order/1/change/",
     "dedup records": "ledgerentry/",
     "dedup records, page 100": "ledgerentry/?p=100",
     "dedup records that failed": "ledgerentry/?state__exact=failed",
@@ -140,19 +143,27 @@ def measure(times: int) -> dict[str, list[float]]:
     from django.contrib.auth.models import User
     from django.test import Client
 
+    from example_project.shop.models import Account, Order
+
     client = Client()
     client.force_login(User.objects.create_superuser(secrets.token_hex(4)))
+    Order.objects.get_or_create(id=1, defaults={"account": Account.objects.create(name="Ada"), "amount": 1})
     pages = PAGES | _found(client)
     return {name: [_seconds(client, page) for _ in range(times + 1)][1:] for name, page in pages.items()}
 
 
 def _found(client: Any) -> dict[str, str]:
     """Addresses that stand on other pages."""
-    locks, records = (client.get(f"{ROOT}{page}/").content.decode() for page in ("heldlock", "ledgerentry"))
+    locks, records, queued, running = (
+        client.get(ROOT + page).content.decode()
+        for page in ("heldlock/", "ledgerentry/", "heldlock/?slot=queued", "heldlock/?slot=running&q=feed")
+    )
     return {
-        "held locks, second page": "heldlock/" + _first(r'rel="next" href="([^"]+)"', locks),
-        "one lock": _first(r'href="/admin/once_fenced/(heldlock/[^"]+/change/)"', locks),
-        "one dedup record": _first(r'href="/admin/once_fenced/(ledgerentry/[^"]+/change/)', records),
+        "held locks, second page": f"{ROOT}heldlock/" + _first(r'rel="next" href="([^"]+)"', locks),
+        "one lock, with a fence": _first(r'href="([^"]+/heldlock/f_3A[^"]+/change/)"', locks),
+        "one lock, queued": _first(r'href="([^"]+/heldlock/q_3A[^"]+/change/)"', queued),
+        "one lock, running": _first(r'href="([^"]+/heldlock/r_3A[^"]+/change/)"', running),
+        "one dedup record": _first(r'href="([^"]+/ledgerentry/[^"]+/change/)', records),
     }
 
 
@@ -162,12 +173,11 @@ def _first(pattern: str, text: str) -> str:
 
 def _seconds(client: Any, page: str) -> float:
     began = time.perf_counter()
-    response = client.get(ROOT + page)
+    response = client.get(page if page.startswith("/") else ROOT + page)
     seconds = time.perf_counter() - began
     assert response.status_code == 200, (page, response.status_code)
-    assert b"errornote" not in response.content, (
-        f"{page}: a store did not answer, so there is nothing to measure"
-    )
+    problems = re.findall(r'class="errornote">(.*?)</p>', response.content.decode())
+    assert not problems, f"{page}: nothing to measure: {problems}"
     return seconds
 
 

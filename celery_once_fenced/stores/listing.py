@@ -58,7 +58,8 @@ class Cursor:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldQuery:
     """Which holds.  ``tasks``: None = any; ``text``: part of key, task, task id or worker, or a holder, or the
-    beginning of a digest, without regard to the case of ASCII letters.  ``waited``: those somebody waits for.
+    beginning of a digest, without regard to the case of ASCII letters; of several lines, any.  ``waited``: those
+    somebody waits for.
     """
 
     slot: Slot | Literal[""] = ""
@@ -104,6 +105,9 @@ class Census:
     tasks: Mapping[str, TaskCensus] = field(default_factory=dict)
     workers: Sequence[str] = ()
     """Node names of workers that hold something, sorted; of very many, some."""
+    whole: bool = True
+    """False where time was up: running holds are then those soonest to lapse, which are nearly all, and queued ones
+    are reckoned from the number of all holds."""
 
     @property
     def total(self) -> int:
@@ -157,7 +161,10 @@ class HoldListing(Protocol):
         """The holds after the cursor, or before it (``back``); without one the first, or the last."""
         ...
 
-    def census(self) -> Census: ...
+    def census(self, seconds: float | None = None) -> Census:
+        """Counts all holds; for ``seconds`` at most, where that is given."""
+        ...
+
     def hours(self) -> Mapping[str, Hours]:
         """Per task, the counters of ``HOURLY`` in each of the last 24 hours."""
         ...

@@ -75,7 +75,7 @@ class MemoryListing:
         member = f"{hold.slot}|{hold.name or hold.digest}|{hold.digest}|{hold.task}"
         return Listed(self._state.shown(held), Cursor(round(held.until * 1000), member))
 
-    def census(self) -> Census:
+    def census(self, seconds: float | None = None) -> Census:  # noqa: ARG002 - it counts at once
         tasks: dict[str, TaskCensus] = {}
         holds = list(self.holds())
         for hold in holds:
@@ -105,17 +105,19 @@ class MemoryListing:
 
 
 def _matches(query: HoldQuery, hold: Hold) -> bool:
-    text = query.text.lower()
-    shown = (hold.text, hold.task, hold.task_id, hold.worker)
+    texts = [text for text in query.text.lower().split("\n") if text]
     return (
         query.slot in ("", hold.slot)
         and (query.tasks is None or hold.task in query.tasks)
         and query.worker in ("", hold.worker)
         and not query.waited
-        and (
-            any(text in part.lower() for part in shown) or hold.holder == text or hold.digest.startswith(text)
-        )
+        and (not texts or any(_reads(text, hold) for text in texts))
     )
+
+
+def _reads(text: str, hold: Hold) -> bool:
+    shown = (hold.text, hold.task, hold.task_id, hold.worker)
+    return any(text in part.lower() for part in shown) or hold.holder == text or hold.digest.startswith(text)
 
 
 def _beside(at: Cursor, cursor: Cursor | None, back: bool) -> bool:

@@ -46,7 +46,7 @@ LOOKED_AT = 500
 """Members of an index that one script of a search looks at: a few milliseconds."""
 COUNTED = 2000
 """Members that one script of the census counts."""
-SEARCH_SECONDS = 0.2
+SEARCH_SECONDS = 0.15
 
 
 class RedisListing:
@@ -95,17 +95,21 @@ class RedisListing:
                 break
         return _merged(readers, size, back)
 
-    def census(self) -> Census:
+    def census(self, seconds: float | None = None) -> Census:
         census, counted = script("census"), _Counted()
         ranks = dict.fromkeys(BUCKETS, 0)
+        deadline = None if seconds is None else time.monotonic() + seconds
         while ranks:
             commands = [census.call(self._bucket(digit), rank, COUNTED) for digit, rank in ranks.items()]
             answers = self._link.ask(*commands)
-            for digit, (rank, *rows) in zip(tuple(ranks), answers, strict=True):
+            for digit, (rank, members, *rows) in zip(tuple(ranks), answers, strict=True):
                 counted.add(rows)
+                counted.members[digit] = members
                 ranks[digit] = rank
             ranks = {digit: rank for digit, rank in ranks.items() if rank >= 0}
-        return counted.census()
+            if deadline is not None and time.monotonic() > deadline:
+                break
+        return counted.census(whole=not ranks)
 
     def stats(self) -> Mapping[str, Mapping[str, int]]:
         total: dict[str, dict[str, int]] = {}
@@ -191,7 +195,7 @@ class _Bucket:
             query.slot,
             tasks,
             encode(query.worker),
-            _lower(query.text),
+            "\n".join(map(_lower, query.text.split("\n"))),
             int(query.waited),
         )
 
@@ -250,6 +254,8 @@ class _Counted:
     def __init__(self) -> None:
         self._tasks: defaultdict[str, TaskCensus] = defaultdict(TaskCensus)
         self._workers: set[str] = set()
+        self.members: dict[str, int] = {}
+        """Of each bucket, holds that may have lapsed included."""
 
     def add(self, rows: Sequence[Any]) -> None:
         for kind, name, *numbers in rows:
@@ -267,5 +273,13 @@ class _Counted:
             known_at = None if oldest == float("inf") else oldest
             self._tasks[task] = replace(known, running=known.running + number, oldest=known_at)
 
-    def census(self) -> Census:
-        return Census(dict(self._tasks), sorted(self._workers - {""}))
+    def census(self, *, whole: bool) -> Census:
+        tasks = dict(self._tasks) if whole else self._reckoned()
+        return Census(tasks, sorted(self._workers - {""}), whole)
+
+    def _reckoned(self) -> dict[str, TaskCensus]:
+        """What was not counted is taken to be queued, by the same tasks in the same shares."""
+        running = sum(task.running for task in self._tasks.values())
+        queued = sum(task.queued for task in self._tasks.values())
+        share = max(1.0, (sum(self.members.values()) - running) / max(queued, 1))
+        return {name: replace(task, queued=round(task.queued * share)) for name, task in self._tasks.items()}

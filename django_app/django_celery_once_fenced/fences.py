@@ -29,7 +29,9 @@ class HeldFences:
     """Held and lapsed ones, and in words what is not among them."""
 
     fences: Sequence[Fence] = ()
+    note: str = ""
     problem: str = ""
+    """Why they could not be read."""
 
 
 def held_fences() -> HeldFences:
@@ -50,14 +52,14 @@ def _read() -> HeldFences:
         running = LedgerEntry.objects.filter(state=State.RUNNING).order_by("-started_at")
         held = held.filter(resource__in=running.values("resource")[:LIMIT])
     found = list(held[:LIMIT])
-    return HeldFences(found, _problem(len(found), large=large))
+    return HeldFences(found, _note(len(found), large=large))
 
 
-def _problem(found: int, *, large: bool) -> str:
+def _note(found: int, *, large: bool) -> str:
     if found == LIMIT:
         return _("More than %(limit)d fences are held; these are the first to lapse.") % {"limit": LIMIT}
     if large:
         return _(
-            "The table of fences is large: fences taken by fence(), outside of tasks, are not listed. Prune it."
+            "The table of fences is large: those that fence() took outside of tasks are not listed until it is pruned."
         )
     return ""

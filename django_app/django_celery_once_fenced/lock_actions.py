@@ -153,7 +153,7 @@ def _bump(lock: Lock, actor: str, reason: str) -> bool:
 
 def _leases(lock: Lock, *, may_be_down: bool) -> Sequence[Lock]:
     try:
-        return list(leases_of(lock.holder))
+        return leases_of(lock)
     except OnceError:
         if not may_be_down:
             raise

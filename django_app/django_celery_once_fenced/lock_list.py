@@ -6,11 +6,11 @@ fence: it is one lock, and the fence is what decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from celery_once_fenced import runtime
+from celery_once_fenced import operate, runtime
 from celery_once_fenced.errors import OnceError
 from celery_once_fenced.stores import Cursor, HoldPage, HoldQuery, Listed
 from django_celery_once_fenced import conf, tiers
@@ -87,6 +87,8 @@ class LockPage:
     """Where the previous page ends."""
     stopped: bool = False
     """The search was long, and goes on with ``after``."""
+    note: str = ""
+    """In words, what is not listed."""
     problems: Sequence[str] = field(default_factory=list)
     """In words, what could not be asked."""
 
@@ -109,6 +111,7 @@ def lock_page(
         after=(edge if edge and not back else shown[-1].at if shown else edge) if forwards else None,
         before=(edge if edge and back else shown[0].at if shown else edge) if backwards else None,
         stopped=leases.stopped is not None,
+        note=fences.note,
         problems=[text for text in (problem, fences.problem) if text],
     )
 
@@ -179,12 +182,11 @@ def find_lock(wanted: str) -> Lock | None:
     kind, _, rest = wanted.partition(":")
     if kind == "f":
         return _fence(rest)
-    digest = rest.partition(":")[0]
-    return (
-        next((lock for lock in _slots(digest) if lock.id == wanted), None)
-        if kind in ("q", "r") and digest
-        else None
-    )
+    digest, _, name = rest.partition(":")
+    if kind not in ("q", "r") or not operate.DIGEST.fullmatch(digest):
+        return None
+    found = _twin_guards(digest) if name else _slots(digest)
+    return next((lock for lock in found if lock.id == wanted), None)
 
 
 def _fence(resource: str) -> Lock | None:
@@ -192,30 +194,40 @@ def _fence(resource: str) -> Lock | None:
     return None if held is None else of_fence(held)
 
 
-def _slots(digest: str) -> Iterator[Lock]:
-    """Both slots of a key and its twin guards."""
-    for listed in _search(runtime.current().readings, HoldQuery(text=digest)):
+def _slots(digest: str) -> Sequence[Lock]:
+    """Both slots of a key."""
+    store = runtime.current().readings
+    holds, waiting = store.look(digest), store.surroundings(digest).waiting
+    return [of_hold(Listed(hold, Cursor(0, ""), waiting)) for hold in holds]
+
+
+def _twin_guards(digest: str) -> Iterator[Lock]:
+    for listed in _search(runtime.current().readings, HoldQuery(text=digest, slot="r")):
         if listed.hold.digest == digest:
             yield of_hold(listed)
 
 
-def leases_of(holder: str) -> Iterator[Lock]:
-    """The leases that a holder has in Redis: to be released together with its fence."""
-    for listed in _search(runtime.current().readings, HoldQuery(slot="r", text=holder)):
-        if listed.hold.holder == holder:
-            yield of_hold(listed)
+def leases_of(fence: Lock) -> Sequence[Lock]:
+    """The leases that the holder of a fence has in Redis: to be released together with it."""
+    of_key = [lock for lock in _slots(fence.digest) if lock.holder == fence.holder] if fence.digest else []
+    if of_key:
+        return of_key
+    # An operation of its own for each call has another digest than its key (L11), and a twin guard another name.
+    found = _search(runtime.current().readings, HoldQuery(slot="r", text=fence.holder))
+    return [of_hold(listed) for listed in found if listed.hold.holder == fence.holder]
 
 
-def locks_reading(texts: Iterable[str]) -> list[Lock]:
-    """The locks whose readable key, or resource, is one of these; a key may have its scope before the text."""
-    wanted = tuple(texts)
+def locks_reading(texts: Sequence[str]) -> tuple[list[Lock], bool]:
+    """The locks whose readable key, or resource, is one of these; a key may have its scope before the text.
+
+    False with them where the search took too long, and there may be more.
+    """
     found = [of_fence(fence) for fence in held_fences().fences]
     fenced = {lock.holder for lock in found}
-    for text in wanted:
-        leases = _search(runtime.current().readings, HoldQuery(text=text.lower()))
-        found += [of_hold(listed) for listed in leases if listed.hold.holder not in fenced]
-    kept: Mapping[str, Lock] = {lock.id: lock for lock in found if any(_reads(lock, text) for text in wanted)}
-    return sorted(kept.values(), key=lambda lock: lock.at)
+    page = runtime.current().readings.page(HoldQuery(text="\n".join(texts)), SIZE)
+    found += [of_hold(listed) for listed in page.holds if listed.hold.holder not in fenced]
+    kept = [lock for lock in found if any(_reads(lock, text) for text in texts)]
+    return sorted(kept, key=lambda lock: lock.at), page.stopped is None and len(page.holds) < SIZE
 
 
 def _reads(lock: Lock, text: str) -> bool:
@@ -223,7 +235,7 @@ def _reads(lock: Lock, text: str) -> bool:
 
 
 def _search(store: LeaseStore, query: HoldQuery) -> Iterator[Listed]:
-    """All that match, however long it takes."""
+    """All that match, however long it takes: for what a person does, not for what a page shows."""
     cursor = None
     while True:
         page = store.page(query, SIZE, cursor)

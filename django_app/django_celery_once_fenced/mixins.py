@@ -78,9 +78,9 @@ class HeldLocksMixin(_ModelAdmin):
 
     def _table(self, request: HttpRequest, found: Any) -> str:
         try:
-            locks, problem = locks_reading(texts_of(self.held_lock_keys, found)), ""
+            (locks, whole), problem = locks_reading(texts_of(self.held_lock_keys, found)), ""
         except OnceError as error:
-            locks, problem = [], str(error).strip()
+            locks, whole, problem = [], True, str(error).strip()
         actions = [
             (name, action.button)
             for name, action in ACTIONS.items()
@@ -88,6 +88,7 @@ class HeldLocksMixin(_ModelAdmin):
         ]
         context = {
             "locks": locks,
+            "whole": whole,
             "problem": problem,
             "actions": actions,
             "action_checkbox_name": ACTION_CHECKBOX_NAME,

@@ -157,6 +157,9 @@ QUERIES = {
     "middle of a digest": (HoldQuery(text=key("feed:2").digest[5:20]), set()),
     "text and slot": (HoldQuery(text="feed", slot="q"), set()),
     "nothing": (HoldQuery(text="zzz"), set()),
+    "one of two texts": (HoldQuery(text="FEED:1\npost:1|%"), {"feed:1", "post:1|%"}),
+    "a text or a holder": (HoldQuery(text="zzz\nh feed:2"), {"feed:2"}),
+    "two texts in none": (HoldQuery(text="zzz\nyyy"), set()),
 }
 
 
@@ -202,6 +205,13 @@ def test_the_census_counts_by_task_and_slot_and_knows_the_oldest(bench: Bench) -
     assert first is not None
     assert census.tasks["shop.post"].oldest == pytest.approx(first.since, abs=0.001)
     assert census.tasks["shop.feed"].oldest is None
+
+
+def test_a_census_with_time_enough_counts_all(bench: Bench) -> None:
+    for number in range(40):
+        queued(bench, f"feed:{number}")
+    assert bench.store.census(60) == bench.store.census()
+    assert bench.store.census(60).whole
 
 
 def test_nothing_is_an_empty_census(bench: Bench) -> None:

@@ -370,7 +370,8 @@ def test_of_a_large_table_of_fences_those_of_running_entries_are_listed(admin: C
     many(1, resource="account:1", state="running")
     text = shown(admin, "heldlock")
     assert keys_of(text) == {"post:1"}
-    assert "outside of tasks, are not listed" in text
+    assert "outside of tasks are not listed" in text
+    assert "errornote" not in text
 
 
 # --- harmless --------------------------------------------------------------------------------------------------------

@@ -26,10 +26,12 @@ from celery_once_fenced.cli import once
 from celery_once_fenced.keys import Key
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.runtime import runtime_of
-from celery_once_fenced.stores import Enqueue
+from celery_once_fenced.stores import Enqueue, redis_listing
 from celery_once_fenced.stores.redis import RedisLeaseStore
 from celery_once_fenced.stores.redis_listing import PAGE
+from django_celery_once_fenced import overview
 from example_project.servers import Servers
+from example_project.shop.models import Account, Order
 
 KEYS = 10_000
 BATCH = 500
@@ -121,15 +123,20 @@ def test_a_walk_is_noticed(servers: Servers, many: str) -> None:
         walks_nothing(servers, lambda: list(client.scan_iter(match=f"{{{many}:*", count=1000)))
 
 
+def viewer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Client:
+    here = runtime_of(app)
+    monkeypatch.setattr(runtime, "current", lambda: here)
+    client = Client()
+    client.force_login(User.objects.create_superuser(secrets.token_hex(4)))
+    return client
+
+
 @pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize("query", ["", "?q=feed%3A99", "?q=zzzz", "?slot=queued"])
 def test_admin_lists_a_page_without_a_walk(
     servers: Servers, app: Celery, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
-    here = runtime_of(app)
-    monkeypatch.setattr(runtime, "current", lambda: here)
-    client = Client()
-    client.force_login(User.objects.create_superuser(secrets.token_hex(4)))
+    client = viewer(app, monkeypatch)
     answers: list[Any] = []
     scripts = walks_nothing(
         servers, lambda: answers.append(client.get(f"/admin/once_fenced/heldlock/{query}"))
@@ -137,3 +144,49 @@ def test_admin_lists_a_page_without_a_walk(
     assert {answer.status_code for answer in answers} == {200}
     assert b"10000" in answers[0].content.replace(b",", b"") or query
     assert scripts <= 16 * 8
+
+
+@pytest.mark.usefixtures("shop")
+def test_the_page_of_a_lock_asks_for_that_lock_alone(
+    servers: Servers, app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = viewer(app, monkeypatch)
+    address = f"/admin/once_fenced/heldlock/q_3A{question(7).key.digest}/change/"
+    answers: list[Any] = []
+    assert walks_nothing(servers, lambda: answers.append(client.get(address))) == 2
+    assert b"Task t7 is queued" in answers[0].content
+
+
+@pytest.mark.usefixtures("shop")
+def test_the_page_of_an_object_looks_no_longer_for_its_locks_than_a_search(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = viewer(app, monkeypatch)
+    order = Order.objects.create(account=Account.objects.create(name="Ada"), amount=1)
+    address = f"/admin/shop/order/{order.pk}/change/"
+    assert "Nothing of it is held." in client.get(address).text
+    monkeypatch.setattr(redis_listing, "SEARCH_SECONDS", 0.0)
+    assert "there was no time to look at all of them" in client.get(address).text
+
+
+def test_a_census_without_time_counts_a_part_and_reckons_the_rest(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = runtime_of(app).readings
+    assert (store.census(60).whole, store.census(60).total) == (True, KEYS)
+    monkeypatch.setattr(redis_listing, "COUNTED", 500)  # of some 625 in each bucket
+    census = store.census(0)
+    assert not census.whole
+    assert census.total == KEYS
+
+
+@pytest.mark.usefixtures("shop")
+def test_the_overview_says_what_it_only_reckons(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = viewer(app, monkeypatch)
+    monkeypatch.setattr(overview, "CENSUS_SECONDS", 60.0)
+    assert "≈" not in client.get("/admin/once_fenced/overview/").text
+    monkeypatch.setattr(overview, "CENSUS_SECONDS", 0.0)
+    monkeypatch.setattr(redis_listing, "COUNTED", 500)
+    text = client.get("/admin/once_fenced/overview/").text
+    assert "≈ 10" in text
+    assert "numbers with ≈ are reckoned" in text

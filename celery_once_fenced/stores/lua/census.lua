@@ -1,5 +1,5 @@
 -- Counts a stretch of a bucket's index by slot and task (E19: no KEYS, no SCAN).  ARGV  1 first rank  2 how many
--- Answers {next rank or -1, {slot, task, how many, since of the oldest running hold or 0}…, {"worker", name}…}.
+-- Answers {next rank or -1, members in all, {slot, task, how many, since of the oldest running hold or 0}…, {"worker", name}…}.
 -- A renewal between two stretches moves a member, so a sum over several is a good estimate.  Changes nothing.
 
 local CHUNK = 500
@@ -44,7 +44,7 @@ while rank < from + size and not through do
   through = #members < CHUNK
 end
 
-local answer = { through and -1 or rank }
+local answer = { through and -1 or rank, redis.call('ZCARD', index) }
 for slot, by_task in pairs(counts) do
   for task, number in pairs(by_task) do
     answer[#answer + 1] = { slot, task, number, slot == 'r' and oldest[task] or 0 }

@@ -2,7 +2,8 @@
 --
 -- ARGV  1 "next" or "prev"  2 score and 3 member of the cursor, "" = from the end  4 how many holds, at most
 --       5 how many members to look at, at most  6 slot, or ""  7 tasks, one per line, or ""  8 worker, or ""
---       9 lower-case text that key, task, task id or worker has in it, a holder, or the beginning of a digest, or ""
+--       9 lower-case texts, one per line, or "": one of them key, task, task id or worker has in it, or it is the
+--         holder, or the beginning of the digest
 --       10 "1": with waiters only
 -- Answers {members in all, score, member, {score, member, value, ms left, waiters}, …}: score and member are those of
 -- the last one looked at, false where the bucket is through.  Changes nothing.
@@ -14,8 +15,13 @@ local CHUNK = 500
 local step = ARGV[1] == 'next' and 1 or -1
 local cursor, at = ARGV[2], ARGV[3]
 local limit, budget = tonumber(ARGV[4]), tonumber(ARGV[5])
-local slot_wanted, worker_wanted, needle, waited = ARGV[6], ARGV[8], ARGV[9], ARGV[10] == '1'
+local slot_wanted, worker_wanted, waited = ARGV[6], ARGV[8], ARGV[10] == '1'
 local DIGEST = 64
+
+local needles = {}
+for needle in ARGV[9]:gmatch('[^\n]+') do
+  needles[#needles + 1] = needle
+end
 
 local tasks = ARGV[7] ~= '' and {} or nil
 for task in ARGV[7]:gmatch('[^\n]+') do
@@ -63,9 +69,23 @@ local function candidates(members)
   return rows, keys
 end
 
+-- Whether one of the needles is in a text, which is lower case.
+local function has_one(text)
+  for _, needle in ipairs(needles) do
+    if text:find(needle, 1, true) then
+      return true
+    end
+  end
+  return false
+end
+
+local function has(field)
+  return has_one(field:lower())
+end
+
 -- The values of the candidates as one text, to see at once whether any of them can match.
 local function may_match(members, values)
-  if needle == '' and worker_wanted == '' then
+  if #needles == 0 and worker_wanted == '' then
     return true
   end
   local present = {}
@@ -74,16 +94,22 @@ local function may_match(members, values)
   end
   local text = table.concat(present, '\n')
   return (worker_wanted == '' or text:find('|' .. worker_wanted .. '|', 1, true))
-    and (needle == '' or text:lower():find(needle, 1, true) or table.concat(members, '\n'):find(needle, 1, true))
+    and (#needles == 0 or has(text) or has_one(table.concat(members, '\n')))
 end
 
-local function has(field)
-  return field:lower():find(needle, 1, true)
+-- Whether a needle names a hold: its holder, or the beginning of its digest.
+local function is_named(holder, digest)
+  for _, needle in ipairs(needles) do
+    if holder == needle or digest:sub(1, #needle) == needle then
+      return true
+    end
+  end
+  return false
 end
 
 -- Whether a value is a hold of the task the index names, as in list.lua, and one that is wanted.
 local function matches(entry, value)
-  if needle ~= '' and not has(value) and not has(entry) then
+  if #needles > 0 and not has(value) and not has(entry) then
     return false
   end
   local slot, _, digest, task = entry:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
@@ -97,8 +123,7 @@ local function matches(entry, value)
   if not holder or named ~= task or (worker_wanted ~= '' and worker ~= worker_wanted) then
     return false
   end
-  return needle == '' or has(text) or has(task) or has(task_id) or has(worker)
-    or holder == needle or digest:sub(1, #needle) == needle
+  return #needles == 0 or has(text) or has(task) or has(task_id) or has(worker) or is_named(holder, digest)
 end
 
 local function waiters(entry)
@@ -130,7 +155,7 @@ local function read(members)
 end
 
 local looked, member = 0, false
-local rank, size = first(), (slot_wanted == '' and ARGV[7] == '' and needle == '' and worker_wanted == '' and not waited)
+local rank, size = first(), (slot_wanted == '' and ARGV[7] == '' and #needles == 0 and worker_wanted == '' and not waited)
   and limit or CHUNK
 while looked < budget and #said < limit do
   local members = chunk(rank, size)
