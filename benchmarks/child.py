@@ -34,6 +34,7 @@ def main(name: str, effort: str) -> None:
             "value": (value := compared.value(goal)),
             "limit": goal.limit(parser),
             "met": goal.met(value, parser),
+            "floor": compared.floor(goal),
         }
         for goal in measure.goals
     ]

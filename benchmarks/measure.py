@@ -58,11 +58,18 @@ class Comparison:
 
     def value(self, goal: Goal) -> float:
         """The figure that a goal is about."""
+        return self._value(goal.way, goal)
+
+    def floor(self, goal: Goal) -> float | None:
+        """The same figure of the way that does nothing but what cannot be left out; None where there is no such way."""
+        return None if goal.floor is None else self._value(goal.floor, goal)
+
+    def _value(self, way: str, goal: Goal) -> float:
         if goal.against is None:
-            return self.notes[goal.way]
+            return self.notes[way]
         if goal.statistic == "median":
-            return self.against(goal.way, goal.against)["ratio"]
-        return self._figures(goal.way)[goal.statistic] / self._figures(goal.against)[goal.statistic]
+            return self.against(way, goal.against)["ratio"]
+        return self._figures(way)[goal.statistic] / self._figures(goal.against)[goal.statistic]
 
     def _figures(self, name: str) -> dict[str, float]:
         every = self._pooled(name)
@@ -78,6 +85,7 @@ class Goal:
     """``way`` against another way of the same measure, or, without ``against``, a note of that name.
 
     ``most`` is an upper bound, ``least`` a lower one; ``most_in_python`` holds where redis-py reads replies in Python.
+    ``floor`` names what does no more than cannot be left out: what it takes in the same run bounds what can be reached.
     """
 
     way: str
@@ -86,6 +94,7 @@ class Goal:
     least: float | None = None
     most_in_python: float | None = None
     statistic: Statistic = "median"
+    floor: str | None = None
 
     def limit(self, parser: str) -> str:
         """The bound in words."""

@@ -30,7 +30,8 @@ def terminal(figures: Figures) -> str:
 def goal_line(goal: Figures) -> str:
     what = goal["way"] if goal["against"] is None else f"{goal['way']} ÷ {goal['against']}"
     statistic = "" if goal["statistic"] == "median" else f", {goal['statistic']}"
-    return f"{'met   ' if goal['met'] else 'MISSED'} {what}{statistic}: {goal['value']:.2f} (goal {goal['limit']})"
+    floor = "" if goal["floor"] is None else f", at best {goal['floor']:.2f}"
+    return f"{'met   ' if goal['met'] else 'MISSED'} {what}{statistic}: {goal['value']:.2f} (goal {goal['limit']}{floor})"
 
 
 def markdown(run: Figures) -> str:
@@ -45,16 +46,20 @@ def markdown(run: Figures) -> str:
 
 
 def _goals(run: Figures) -> list[str]:
-    lines = ["| measure | | ratio | goal | |", "|---|---|---|---|---|"]
+    lines = ["| measure | | figure | goal | at best | |", "|---|---|---|---|---|---|"]
     for figures in run["measures"]:
         for goal in figures["goals"]:
             against = f" ÷ {goal['against']}" if goal["against"] else ""
             statistic = "" if goal["statistic"] == "median" else f", {goal['statistic']}"
             lines.append(
                 f"| {figures['title']} | {goal['way']}{against}{statistic}{_comma(figures['parser'])} | {goal['value']:.2f} "
-                f"| {goal['limit']} | {'met' if goal['met'] else '**missed**'} |"
+                f"| {goal['limit']} | {_floor(goal)} | {'met' if goal['met'] else '**missed**'} |"
             )
     return lines
+
+
+def _floor(goal: Figures) -> str:
+    return "" if goal["floor"] is None else f"{goal['floor']:.2f}"
 
 
 def _table(figures: Figures) -> list[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cache
 
+import psycopg
 from celery import Celery, Task
 from celery_heimdall import HeimdallTask
 from celery_once import QueueOnce
 from celery_singleton import Singleton
 
-from benchmarks.stage import redis_url
+from benchmarks.stage import Wire, redis_url
 from celery_once_fenced import FencedTask, Once, SingletonTask
 
 BROKER, BACKEND, LOCKS, NOTES = (redis_url(number) for number in (4, 5, 6, 7))
@@ -51,9 +53,31 @@ def _task(name: str, base: type[Task] = Task, **options: object) -> Task:
     return made
 
 
+def _ask(number: int) -> None:  # noqa: ARG001  # as above
+    wires().ping()
+    wires().ping()
+
+
+def _ask_both(number: int) -> None:
+    _ask(number)
+    ledger().execute("select 1")
+
+
+@cache
+def wires() -> Wire:
+    return Wire()
+
+
+@cache
+def ledger() -> psycopg.Connection:
+    return psycopg.connect(os.environ["ONCE_FENCED_POSTGRES_URL"], autocommit=True)
+
+
 bare = _task("bare")
 guarded = _task("guarded", SingletonTask)
 executing = _task("executing", SingletonTask, once=Once(unique="until_executing"))
+asking = app.task(name="bench.asking")(_ask)
+asking_both = app.task(name="bench.asking_both")(_ask_both)
 running = _task("running", SingletonTask, once=Once(unique="while_executing"))
 fenced = _task("fenced", FencedTask, once=Once(replay_for="1h"))
 celery_once = _task("celery_once", QueueOnce, once={"graceful": True})

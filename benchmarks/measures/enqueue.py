@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from typing import Any
 
 from benchmarks.measure import Comparison, Effort, Goal, Measure, Way, compare
+from benchmarks.stage import Wire
 
 __all__ = ["DUPLICATE", "MANY", "NEW"]
 
@@ -53,7 +55,19 @@ def new(effort: Effort) -> Comparison:
 
     ways = {"bare task": _fresh(bare), "guarded task": _fresh(guarded)}
     ways |= {name: _fresh(task) for name, task in PEERS.items()}
+    ways |= {"bare task and a round trip": _after_a_round_trip(_fresh(bare))}
     return _emptied(ways | {"raw clients": _raw(held=False)}, effort)
+
+
+def _after_a_round_trip(call: Way) -> Way:
+    """The least that anything can cost that asks a server before it publishes: ``PING`` on a plain socket."""
+    wire = Wire()
+
+    def both(number: int) -> None:
+        wire.ping()
+        call(number)
+
+    return both
 
 
 def duplicate(effort: Effort) -> Comparison:
@@ -63,12 +77,14 @@ def duplicate(effort: Effort) -> Comparison:
     for name, task in itertools.chain([("guarded task", guarded)], PEERS.items()):
         task.delay(-1)
         ways[name] = lambda _, task=task: task.delay(-1)  # type: ignore[misc]
+    wire = Wire()
+    ways["a round trip alone"] = lambda _: wire.ping()
     return _emptied(ways | {"raw clients": _raw(held=True)}, effort)
 
 
 def many(effort: Effort) -> Comparison:
     """The same calls, one after the other and as one."""
-    from benchmarks.tasks import guarded
+    from benchmarks.tasks import bare, guarded
 
     size = 1000 if effort.quick else 10_000
     base = secrets.randbelow(1 << 30) << 30
@@ -79,15 +95,16 @@ def many(effort: Effort) -> Comparison:
         first = base + (2 * turn + way) * size
         return [((number,), None) for number in range(first, first + size)]
 
-    def one_by_one(calls: list[tuple[tuple[int], None]]) -> None:
+    def one_by_one(calls: list[tuple[tuple[int], None]], task: Any = guarded) -> None:
         for args, kwargs in calls:
-            guarded.apply_async(args, kwargs)
+            task.apply_async(args, kwargs)
 
     ways: dict[str, Way] = {
         "new keys, one by one": lambda turn: one_by_one(fresh(turn, 0)),
         "new keys, apply_many": lambda turn: guarded.apply_many(fresh(turn, 1)),
         "duplicates, one by one": lambda _: one_by_one(held),
         "duplicates, apply_many": lambda _: guarded.apply_many(held),
+        "bare tasks, one by one": lambda turn: one_by_one(fresh(turn, 0), bare),
     }
     return _emptied(ways, effort, rounds=3 if effort.quick else 5, calls=1, size=size)
 
@@ -100,7 +117,7 @@ NEW = Measure(
     unit="µs",
     run=new,
     goals=(
-        Goal("guarded task", "bare task", most=1.25, most_in_python=1.35),
+        Goal("guarded task", "bare task", most=1.25, most_in_python=1.35, floor="bare task and a round trip"),
         *(Goal("guarded task", peer, most=1.0) for peer in BELOW),
     ),
     parsers=("hiredis", "python"),
@@ -111,7 +128,7 @@ DUPLICATE = Measure(
     unit="µs",
     run=duplicate,
     goals=(
-        Goal("guarded task", "bare task", most=0.25, most_in_python=0.35),
+        Goal("guarded task", "bare task", most=0.25, most_in_python=0.35, floor="a round trip alone"),
         *(Goal("guarded task", peer, most=0.6) for peer in BELOW),
     ),
     parsers=("hiredis", "python"),
@@ -122,7 +139,7 @@ MANY = Measure(
     unit="µs a call",
     run=many,
     goals=(
-        Goal("new keys, apply_many", "new keys, one by one", most=0.5),
+        Goal("new keys, apply_many", "new keys, one by one", most=0.5, floor="bare tasks, one by one"),
         Goal("duplicates, apply_many", "duplicates, one by one", most=0.125),
     ),
     parsers=("hiredis", "python"),

@@ -24,6 +24,7 @@ TEXT = 60
 FEW = 100
 LEASES = 100
 LISTED = 10_000
+BUCKETS = "0123456789abcdef"
 
 
 def _key(run: str, number: int) -> Key:
@@ -48,11 +49,19 @@ def memory(effort: Effort) -> Comparison:
     with start_redis() as server, redis.Redis.from_url(server.url) as client:
         enqueue = enqueuer(server.url)
         enqueue(-1)  # the script, the counters
-        before = client.info("memory")["used_memory"]
+        before = _memory(client)
         for number in range(held):
             enqueue(number)
-        bytes_each = (client.info("memory")["used_memory"] - before) / held
-    return Comparison({}, {"bytes a held key": bytes_each, "held keys": held})
+        bytes_each = (_memory(client) - before) / held
+        # What holds are listed from, and their expiries counted.
+        indexes = [client.memory_usage(f"{{bench:{digit}}}:index", samples=0) or 0 for digit in BUCKETS]
+        alone = bytes_each - sum(indexes) / held
+    return Comparison({}, {"bytes a held key": bytes_each, "key and value alone": alone, "held keys": held})
+
+
+def _memory(client: redis.Redis) -> int:
+    used: int = client.info("memory")["used_memory"]
+    return used
 
 
 def among_held(effort: Effort) -> Comparison:
@@ -120,7 +129,7 @@ MEMORY = Measure(
     title="Redis memory of a held key with 60 characters of text",
     unit="bytes",
     run=memory,
-    goals=(Goal("bytes a held key", most=350.0),),
+    goals=(Goal("bytes a held key", most=350.0, floor="key and value alone"),),
 )
 HELD = Measure(
     name="redis-held",
