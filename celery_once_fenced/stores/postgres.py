@@ -174,7 +174,7 @@ class PostgresLedgerStore:
 
     def look(self, digest: bytes) -> Mapping[str, Any] | None:
         """The ledger entry as a mapping of its columns; times are aware datetimes."""
-        found = self._claims.ask(_LOOK, (digest,))
+        found = self._claims.ask(_LOOK, (digest,), prepare=False)
         return found[0] if found else None
 
     def find(self, key: str) -> bytes | None:

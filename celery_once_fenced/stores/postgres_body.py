@@ -16,7 +16,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from celery_once_fenced.stores.postgres_connections import OwnConnection, Source, parameters
-from celery_once_fenced.stores.postgres_errors import is_connection_loss, translate, unavailable
+from celery_once_fenced.stores.postgres_errors import is_connection_loss, translate
 
 if TYPE_CHECKING:
     from celery_once_fenced.stores import Completion, Held
@@ -166,10 +166,7 @@ class PsycopgDatabase:
         return connection if pid == os.getpid() and connection and not connection.closed else None
 
     def _open(self) -> OwnConnection:
-        try:
-            connection = OwnConnection.connect(**parameters(self._source, self._connect_timeout))
-        except psycopg.Error as error:
-            raise unavailable(error) from error
+        connection = OwnConnection.opened(self._source, self._connect_timeout)
         self._local.opened = os.getpid(), connection
         return connection
 

@@ -1,7 +1,8 @@
 """Connections of the plugin's own: few, bounded in time, gone when idle, never shared over a fork.
 
-They keep no session state, so they work through a transaction-pooling proxy (C8): autocommit, no prepared statements,
-one statement per question.  Nothing is opened before it is needed and nothing here starts a thread.
+They keep no session state that a transaction-pooling proxy would lose (C8): autocommit, one statement per question, and
+statements are prepared only where no proxy stands in between.  Nothing is opened before it is needed and nothing here
+starts a thread.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ Source = str | Callable[[], Mapping[str, Any]]
 Value = TypeVar("Value")
 
 _TRIES = 4
+
+_PREPARE_AFTER = 5
+"""Times that a statement is sent before it is prepared: psycopg's own default."""
 
 _LOOK = 0.1
 """Seconds between two looks at the clock while a server does not answer."""
@@ -69,6 +73,23 @@ class OwnConnection(psycopg.Connection[Any]):
     bound: float | None = None
     last_used: float = 0.0
     reused: bool = False
+
+    @classmethod
+    def opened(cls, source: Source, connect_timeout: float, *, bound: float | None = None) -> OwnConnection:
+        """In autocommit.  Raises ``StoreUnavailableError``."""
+        try:
+            connection = cls.connect(**parameters(source, connect_timeout), autocommit=True)
+            connection.bound = connect_timeout
+            connection.prepare_threshold = _PREPARE_AFTER if connection._is_direct() else None
+        except psycopg.Error as error:
+            raise unavailable(error) from error
+        connection.bound = bound
+        return connection
+
+    def _is_direct(self) -> bool:
+        """Whether the session that answers is the one that was connected to: a pooler makes up numbers of its own (C8)."""
+        answering = self.execute("select pg_backend_pid()").fetchone()
+        return answering == (self.info.backend_pid,)
 
     def wait(self, gen: Generator[Any, Any, Value], *args: Any, **kwargs: Any) -> Value:
         if self.bound is None:
@@ -135,16 +156,16 @@ class Connections:
         self._start_over()
         _of_this_process.add(self)
 
-    def ask(self, sql: str, params: Sequence[Any]) -> list[DictRow]:
+    def ask(self, sql: str, params: Sequence[Any], *, prepare: bool | None = None) -> list[DictRow]:
         """One statement in its own transaction, which must be safe to repeat: an answer may have been lost.
 
         A connection that broke while it was idle (server restarted) is replaced; deadlocks and serialization failures
-        are tried again.
+        are tried again.  ``prepare=False`` where a migration may change the columns of the answer.
         """
         for tries in range(1, _TRIES + 1):
             with self._connection() as connection:
                 try:
-                    return self._execute(connection, sql, params)
+                    return self._execute(connection, sql, params, prepare)
                 except psycopg.Error as error:
                     if tries == _TRIES or not self._worth_repeating(error, connection):
                         raise unavailable(error) from error
@@ -158,11 +179,13 @@ class Connections:
         for connection in closing:
             connection.close()
 
-    def _execute(self, connection: OwnConnection, sql: str, params: Sequence[Any]) -> list[DictRow]:
+    def _execute(
+        self, connection: OwnConnection, sql: str, params: Sequence[Any], prepare: bool | None
+    ) -> list[DictRow]:
         if not self._explicit:
-            return connection.execute(sql, params).fetchall()
+            return connection.execute(sql, params, prepare=prepare).fetchall()
         with connection.transaction():
-            return connection.execute(sql, params).fetchall()
+            return connection.execute(sql, params, prepare=prepare).fetchall()
 
     def _worth_repeating(self, error: psycopg.Error, connection: OwnConnection) -> bool:
         if error.sqlstate == "OF004" and not self._explicit:
@@ -204,13 +227,8 @@ class Connections:
         return found
 
     def _open(self) -> OwnConnection:
-        try:
-            connection = OwnConnection.connect(
-                **parameters(self._source, self._connect_timeout), autocommit=True, row_factory=dict_row
-            )
-        except psycopg.Error as error:
-            raise unavailable(error) from error
-        connection.bound = self._timeout
+        connection = OwnConnection.opened(self._source, self._connect_timeout, bound=self._timeout)
+        connection.row_factory = dict_row
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 

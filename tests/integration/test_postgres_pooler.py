@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from celery_once_fenced.errors import StoreUnavailableError
 from celery_once_fenced.stores.postgres import is_connection_loss
+from celery_once_fenced.stores.postgres_connections import OwnConnection
 from tests.fixtures.ledger import Ledger, eventually, ledger_at, operation, parked
 
 pytestmark = pytest.mark.debian
@@ -68,6 +70,17 @@ def test_many_workers_share_few_sessions(pooled: Ledger) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: pooled.run(pooled.hold(operation())), range(40)))
     assert pooled.execute("select count(*) from writes") == [(40,)]
+
+
+def test_statements_prepared_through_the_pooler_would_be_missed(
+    pooled: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OwnConnection, "_is_direct", lambda _: True)
+    with (
+        pytest.raises((psycopg.Error, StoreUnavailableError), match="prepared statement"),
+        ThreadPoolExecutor(8) as threads,
+    ):
+        list(threads.map(lambda _: pooled.run(pooled.hold(operation())), range(80)))
 
 
 def test_a_frozen_holder_is_evicted_through_the_pooler(pooled: Ledger) -> None:

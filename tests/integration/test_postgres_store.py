@@ -315,6 +315,32 @@ def test_idle_connections_are_closed(ledger: Ledger) -> None:
     store.close()
 
 
+# --- prepared statements (C8) -----------------------------------------------------------------------------------------
+
+
+def test_statements_are_prepared_on_a_server_of_ones_own(own: Ledger) -> None:
+    for _ in range(10):
+        own.run(own.hold(operation()))
+    held = own.hold(operation())
+    with own.database.transaction(held) as body:
+        prepared = body.connection.execute("select statement from pg_prepared_statements").fetchall()
+    assert any("once_fenced_complete_v1" in statement for (statement,) in prepared)
+
+
+def test_a_body_gets_over_a_migration_of_what_it_reads(own: Ledger) -> None:
+    own.execute("create table price (amount int); insert into price values (7)")
+
+    def read(connection: Any) -> None:
+        assert connection.execute("select * from price").fetchone()[0] == 7
+
+    for _ in range(10):
+        own.run(own.hold(operation()), meanwhile=read)
+    own.execute("alter table price add currency text default 'EUR'")
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="cached plan"):
+        own.run(own.hold(operation()), meanwhile=read)
+    own.run(own.hold(operation()), meanwhile=read)
+
+
 FORKING = """
 import os, sys
 from tests.fixtures.ledger import Ledger, operation
