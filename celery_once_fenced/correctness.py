@@ -114,7 +114,7 @@ class Correctness:
         emit("claim.answered", key=ex.digest, task=ex.task, task_id=ex.task_id, verdict=claimed.verdict)
         if claimed.verdict == "busy":
             waiting = back_off(ex, claimed.wait, "fence_busy", self._jitter(), twin=claimed.same_key)
-            return replace(waiting, limit=None if claimed.same_key else 0)
+            return waiting if claimed.same_key else replace(waiting, limit=0, resource=ex.resource)
         if claimed.verdict == "completed":
             emit("ledger.replayed", key=ex.digest, task=ex.task, task_id=ex.task_id)
             value = recorded_value(claimed.result, claimed.omitted, self._codec)

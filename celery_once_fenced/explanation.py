@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery_once_fenced.outcome import moment_of
-from celery_once_fenced.stores import HeldFence, Hold, Surroundings
+from celery_once_fenced.stores import Decision, HeldFence, Hold, Surroundings, Waiters
 
 __all__ = ["Explanation"]
 
@@ -19,13 +19,19 @@ class Explanation:
     key: str
     digest: str
     holds: tuple[Hold, ...]
-    """Slots in Redis: queued (q) and running (r)."""
+    """Slots in Redis: queued (q), running (r), and the slots in which a span without r sees its twin (``Hold.name``)."""
     around: Surroundings
     """What else Redis knows of the key: the line, refusals in a row, the kept and the newest call."""
+    waiters: Mapping[str, Waiters] = field(default_factory=dict)
+    """By resource of its fences: the messages of all keys that wait for it."""
     fences: tuple[HeldFence, ...] = ()
     """Fences in Postgres that are held for this key, or have lapsed."""
+    blocker: HeldFence | None = None
+    """Who has the fence of the resource that messages of this key wait for: another key, as a rule."""
     entry: Mapping[str, Any] | None = None
     """The ledger entry by column, where the correctness tier knows the key."""
+    decisions: tuple[Decision, ...] = ()
+    """What people decided of it since it last started, oldest first; where no ledger knows of starts, for a day."""
     unknown: str = ""
     """Why fence and ledger could not be asked; empty where they were."""
 
@@ -34,8 +40,23 @@ class Explanation:
         parts += [_fence_sentence(fence) for fence in self.fences]
         parts += [_entry_sentence(self.entry)] if self.entry is not None else []
         parts += [f"fence and ledger are not known, {self.unknown}"] if self.unknown else []
-        parts = parts or ["held by nobody, a call runs at once"]
-        return f"{self.key}: {'; '.join([*parts, *_around(self.holds, self.around)])}."
+        parts = parts or [self._free]
+        parts += _around(self.holds, self.around)
+        parts += self._resources()
+        parts += map(_decision_sentence, self.decisions)
+        return f"{self.key}: {'; '.join(parts)}."
+
+    @property
+    def _free(self) -> str:
+        return "held by nobody" + ("" if self.blocker else ", a call runs at once")
+
+    def _resources(self) -> Iterator[str]:
+        """Who is in whose way by a resource that several keys share (C10)."""
+        if self.around.resource and not self.unknown:
+            yield _blocker_sentence(self.around.resource, self.blocker)
+        for resource, waiters in self.waiters.items():
+            if waiters.number:
+                yield _resource_line_sentence(resource, waiters)
 
 
 def _at(since: float) -> str:
@@ -47,16 +68,34 @@ def _hold_sentence(hold: Hold) -> str:
     if hold.slot == "q":
         return f"queued by task {hold.task_id} since {_at(hold.since)}, for {hold.left:.0f} s more unless it runs"
     where = f" on {hold.worker}" if hold.worker else ""
+    if hold.name:
+        where += ", in the way of its own redelivery alone,"
     return f"running in task {hold.task_id}{where} since {_at(hold.since)}, lease left {hold.left:.1f} s"
 
 
 def _fence_sentence(fence: HeldFence) -> str:
-    until = (
-        f"for {fence.left:.1f} s more"
-        if fence.left > 0
-        else f"lapsed {-fence.left:.1f} s ago, free to be taken over"
+    by = f"task {fence.task_id}" if fence.task_id else f"{fence.task} outside of tasks"
+    return f"fence {fence.resource} held with token {fence.token} by {by} on {fence.worker}, {_until(fence)}"
+
+
+def _blocker_sentence(resource: str, blocker: HeldFence | None) -> str:
+    if blocker is None:
+        return f"{resource}, which it waited for, is held by nobody now: the next to try takes it"
+    by = (
+        f"key {blocker.key}, task {blocker.task} {blocker.task_id}"
+        if blocker.key
+        else f"{blocker.task}, outside of tasks"
     )
-    return f"fence {fence.resource} held with token {fence.token} by task {fence.task_id} on {fence.worker}, {until}"
+    return (
+        f"it waits for {resource}, which is held by {by} on {blocker.worker} since {_at(blocker.since)} with token "
+        f"{blocker.token}, {_until(blocker)}"
+    )
+
+
+def _until(fence: HeldFence) -> str:
+    if fence.left > 0:
+        return f"for {fence.left:.1f} s more"
+    return f"lapsed {-fence.left:.1f} s ago, free to be taken over"
 
 
 def _entry_sentence(entry: Mapping[str, Any]) -> str:
@@ -101,9 +140,37 @@ def _kept_sentence(around: Surroundings, kept_at: float, *, is_queued: bool) -> 
 
 def _line_sentence(around: Surroundings) -> str:
     """D3."""
-    since = "" if around.waiting_since is None else f", the first since {_at(around.waiting_since)}"
     wait = "waits for its" if around.waiting == 1 else "wait for their"
-    return f"{_counted(around.waiting, 'message')} {wait} turn{since}"
+    return f"{_counted(around.waiting, 'message')} {wait} turn{_since(around.waiting_since)}"
+
+
+def _resource_line_sentence(resource: str, waiters: Waiters) -> str:
+    """C10."""
+    wait = "waits" if waiters.number == 1 else "wait"
+    return f"{_counted(waiters.number, 'message')} {wait} for {resource}{_since(waiters.since)}"
+
+
+def _since(first: float | None) -> str:
+    return "" if first is None else f", the first since {_at(first)}"
+
+
+# --- what people decided ----------------------------------------------------------------------------------------------
+
+
+def _decision_sentence(decision: Decision) -> str:
+    by = f" by {decision.actor}" if decision.actor else ""
+    why = f": {decision.reason}" if decision.reason else ""
+    return f"{_decided(decision)} at {_at(decision.at)}{by}{why}"
+
+
+def _decided(decision: Decision) -> str:
+    if decision.kind == "fence.force_released":
+        return f"its fence was released by hand, the token raised to {decision.token},"
+    if decision.kind == "ledger.forgotten":
+        return f"it was forgotten by hand, being {decision.state},"
+    if decision.kind == "ledger.resolved":
+        return f"it was resolved by hand as {decision.state}"
+    return "it was released by hand"
 
 
 def _counted(number: int, noun: str) -> str:

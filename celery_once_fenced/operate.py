@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Literal
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from celery_once_fenced import outbox, runtime
 from celery_once_fenced.durations import Duration, parse_duration
@@ -13,14 +15,26 @@ from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.explanation import Explanation
 from celery_once_fenced.ledger import Encoded
-from celery_once_fenced.stores import HeldFence, LedgerStore, OutboxMessage, Resolution, Slot, Surroundings
+from celery_once_fenced.stores import (
+    Decision,
+    HeldFence,
+    Hold,
+    HoldQuery,
+    LeaseStore,
+    LedgerStore,
+    OutboxMessage,
+    Resolution,
+    Surroundings,
+)
+from celery_once_fenced.stores.listing import search
 
-__all__ = ["Explanation", "explain", "find", "forget", "release", "resolve"]
+__all__ = ["Explanation", "Found", "explain", "find", "forget", "release", "resolve"]
 
 DIGEST = re.compile("[0-9a-f]{64}")
-SLOTS: tuple[Slot, ...] = ("q", "r")
 SHORTENED = 100
 """Characters of readable key in a slot: a longer key matches by its beginning."""
+REMEMBERED = 86400.0
+"""Seconds for which a decision of a key is told where nobody knows whether it has started since."""
 STATES: Mapping[str, Literal["succeeded", "failed", "retryable"]] = {
     "succeeded": "succeeded",
     "failed": "failed",
@@ -43,20 +57,18 @@ def explain(key: str) -> Explanation:
     found = _found(here, key)
     if found is None:
         return Explanation(key, "", (), Surroundings())
-    digest, text = found
-    holds, around = tuple(here.leases.look(digest)), here.leases.surroundings(digest)
+    holds, around = _holds(here.leases, found), _around(here.leases, found)
+    seen = Explanation(found.text, found.digest, tuple(holds), around)
     if here.ledger is None:
-        return Explanation(text, digest, holds, around)
+        return seen
     try:
-        fences = tuple(fence for fence in here.ledger.fences() if _is_of(fence, digest, text))
-        entry = here.ledger.look(bytes.fromhex(digest))
+        return _with_ledger(seen, here, here.ledger, found)
     except StoreUnavailableError as error:
-        return Explanation(text, digest, holds, around, unknown=str(error))
-    return Explanation(text, digest, holds, around, fences, entry)
+        return replace(seen, unknown=str(error))
 
 
-def find(here: runtime.Runtime, key: str) -> tuple[str, str]:
-    """Digest and readable text of a key given as either.  Raises ``ConfigError`` where nobody knows the text."""
+def find(here: runtime.Runtime, key: str) -> Found:
+    """What a key given as digest or readable text is.  Raises ``ConfigError`` where nobody knows the text."""
     found = _found(here, key)
     if found is None:
         raise ConfigError(
@@ -65,65 +77,159 @@ def find(here: runtime.Runtime, key: str) -> tuple[str, str]:
     return found
 
 
-def _found(here: runtime.Runtime, key: str) -> tuple[str, str] | None:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A key that somebody knows."""
+
+    digest: str
+    """Empty for a fence that is held outside of tasks."""
+    text: str
+    """As it was given."""
+    resource: str = ""
+    """Where it was given as a resource that is held."""
+
+
+def _found(here: runtime.Runtime, key: str) -> Found | None:
     if not isinstance(key, str):
         raise ConfigError(f"a key is given as text, its digest or what is shown of it, not as {key!r}")
     if DIGEST.fullmatch(key):
-        return key, key
+        return Found(key, key)
     digests = sorted({hold.digest for hold in here.leases.holds() if _reads(hold.text, key)})
-    recorded = here.ledger.find(key) if here.ledger is not None and not digests else None
-    found = digests or ([recorded.hex()] if recorded else _of_resource(here, key))
-    if not found:
-        return None
-    if len(found) > 1:  # text is for people and may be shortened; the digest decides (K3)
+    if len(digests) > 1:  # text is for people and may be shortened; the digest decides (K3)
         raise ConfigError(
-            f"{len(found)} keys read {key!r}: give the digest of one of them: {', '.join(found)}"
+            f"{len(digests)} keys read {key!r}: give the digest of one of them: {', '.join(digests)}"
         )
-    return found[0], key
+    if digests:
+        return Found(digests[0], key)
+    return None if here.ledger is None else _found_recorded(here.ledger, key)
 
 
-def _of_resource(here: runtime.Runtime, resource: str) -> list[str]:
-    """The digest of the key that holds the fence of a resource, as ``leases`` shows it."""
-    if here.ledger is None:
-        return []
-    return [
-        fence.digest.hex() for fence in here.ledger.fences() if fence.resource == resource and fence.digest
-    ]
+def _found_recorded(ledger: LedgerStore, key: str) -> Found | None:
+    recorded = ledger.find(key)
+    if recorded is not None:
+        return Found(recorded.hex(), key)
+    fence = ledger.fence(key)
+    return None if fence is None else Found(fence.digest.hex() if fence.digest else "", key, key)
 
 
 def _reads(shown: str, key: str) -> bool:
     return shown == key or (len(shown) >= SHORTENED and key.startswith(shown))
 
 
+# --- what is known of a key -------------------------------------------------------------------------------------------
+
+
+def _holds(leases: LeaseStore, found: Found) -> Iterator[Hold]:
+    """Its slots, and those in which a span without r sees its twin: all that a person may free."""
+    if not found.digest:
+        return
+    yield from leases.look(found.digest)
+    for listed in search(leases, HoldQuery(slot="r", text=found.digest)):
+        if listed.hold.digest == found.digest and listed.hold.name:
+            yield listed.hold
+
+
+def _around(leases: LeaseStore, found: Found) -> Surroundings:
+    return leases.surroundings(found.digest) if found.digest else Surroundings()
+
+
+def _fences(ledger: LedgerStore, found: Found) -> list[HeldFence]:
+    if found.resource:
+        fence = ledger.fence(found.resource)
+        return [] if fence is None else [fence]
+    return ledger.fences_of(bytes.fromhex(found.digest), found.text)
+
+
+def _with_ledger(seen: Explanation, here: runtime.Runtime, ledger: LedgerStore, found: Found) -> Explanation:
+    fences, entry = _fences(ledger, found), _entry(ledger, found)
+    wanted = seen.around.resource
+    return replace(
+        seen,
+        fences=tuple(fences),
+        waiters={fence.resource: here.leases.waiters(fence.resource) for fence in fences},
+        blocker=ledger.fence(wanted) if wanted else None,
+        entry=entry,
+        decisions=tuple(_decisions(ledger, found, seen.holds, entry)),
+    )
+
+
+def _entry(ledger: LedgerStore, found: Found) -> Mapping[str, Any] | None:
+    """Under ``replay_for=0`` the ledger's digests are those of calls: then the newest one that reads like the key (L11)."""
+    if not found.digest:
+        return None
+    digest = bytes.fromhex(found.digest)
+    return ledger.look(digest) or ((newest := ledger.find(found.text)) and ledger.look(newest)) or None
+
+
+def _decisions(
+    ledger: LedgerStore, found: Found, holds: Iterable[Hold], entry: Mapping[str, Any] | None
+) -> list[Decision]:
+    """Since the key last started, as far as somebody knows of that."""
+    if not found.digest:
+        return []
+    digests = {bytes.fromhex(found.digest), bytes(entry["key_digest"]) if entry else b""} - {b""}
+    started = [hold.since for hold in holds if hold.slot == "r"]
+    started.append(entry["started_at"].timestamp() if entry else time.time() - REMEMBERED)
+    return ledger.decisions(sorted(digests), max(started))
+
+
+# --- what a person decides --------------------------------------------------------------------------------------------
+
+
 def release(key: str, holder: str, *, reason: str = "", actor: str = "") -> bool:
     """Free what ``holder`` has of ``key``; False when it has nothing of it by now.
 
     ``holder`` is what :func:`explain` shows.  Its task goes on running but frees nothing of its successor's; in the
-    correctness tier its fence is raised as well, so that it can commit nothing more, and ``reason`` and ``actor`` are
-    kept with the event.
+    correctness tier its fence is raised as well, so that it can commit nothing more.  ``reason`` and ``actor`` are logged
+    and, where there is a database, kept in its event table.
+
+    Raises ``StoreUnavailableError``: a store does not answer.  What the other one had was freed all the same.
     """
     here = runtime.current()
     found = _found(here, key)
     if found is None:
         return False
-    digest, text = found
-    freed = [here.leases.release(digest, slot, holder) for slot in SLOTS]
-    if here.ledger is not None:
-        freed += _release_fences(here.ledger, digest, text, holder, reason, actor)
-    emit("lease.released_by_hand", key=digest, holder=holder, freed=any(freed), actor=actor, why=reason)
-    return any(freed)
+    freed: list[object] = []
+    try:  # the fence first: with the lease free and the fence not, a next run would start only to be told to wait
+        if here.ledger is not None:
+            freed += _release_fences(here.ledger, found, holder, reason, actor)
+    finally:
+        freed += _release_leases(here, found, holder, reason, actor)
+        emit(
+            "lease.released_by_hand",
+            key=found.digest,
+            holder=holder,
+            freed=bool(freed),
+            actor=actor,
+            why=reason,
+        )
+    return bool(freed)
 
 
 def _release_fences(
-    ledger: LedgerStore, digest: str, text: str, holder: str, reason: str, actor: str
-) -> list[bool]:
-    held = [fence for fence in ledger.fences() if fence.holder == holder and _is_of(fence, digest, text)]
-    return [ledger.force_release(fence.resource, holder, reason, actor) is not None for fence in held]
+    ledger: LedgerStore, found: Found, holder: str, reason: str, actor: str
+) -> Iterator[HeldFence]:
+    for fence in _fences(ledger, found):
+        if fence.holder == holder and ledger.force_release(fence.resource, holder, reason, actor) is not None:
+            yield fence
 
 
-def _is_of(fence: HeldFence, digest: str, text: str) -> bool:
-    """Under ``replay_for=0`` the ledger's digest is that of one call (L11), so the readable key decides there."""
-    return fence.digest == bytes.fromhex(digest) or fence.key == text
+def _release_leases(
+    here: runtime.Runtime, found: Found, holder: str, reason: str, actor: str
+) -> Iterator[Hold]:
+    for hold in _holds(here.leases, found):
+        if hold.holder == holder and here.leases.release(hold.digest, hold.slot, holder, hold.name):
+            _note_released(here.ledger, hold, reason, actor)
+            yield hold
+
+
+def _note_released(ledger: LedgerStore | None, hold: Hold, reason: str, actor: str) -> None:
+    """The lease is free by now: that it cannot be kept is no reason to say that it is not."""
+    try:
+        if ledger is not None:
+            ledger.note_released(hold, reason, actor)
+    except StoreUnavailableError as error:
+        emit("store.failed", operation="note", key=hold.digest, why=str(error))
 
 
 def resolve(
@@ -193,7 +299,7 @@ def forget(key: str, *, reason: str, actor: str = "") -> bool:
 def _recorded(here: runtime.Runtime, key: str) -> str:
     """The digest, as :func:`find` gives it, but of the ledger, where under ``replay_for=0`` each call is a digest of its own (L11)."""
     recorded = None if DIGEST.fullmatch(key) else _ledger(here).find(key)
-    return find(here, key)[0] if recorded is None else recorded.hex()
+    return find(here, key).digest if recorded is None else recorded.hex()
 
 
 def _state(outcome: str, reason: str) -> Literal["succeeded", "failed", "retryable"]:

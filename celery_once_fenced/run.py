@@ -59,6 +59,8 @@ class Defer:
     counter: str = ""
     limit: int | None = None
     """Most waiters of the key, 0 = any number; None: it does not wait for its turn (D3)."""
+    resource: str = ""
+    """What it waits for where it is not its key: the resource whose fence another key holds (C10)."""
 
 
 @record(frozen=True, slots=True)

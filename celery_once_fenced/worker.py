@@ -148,6 +148,7 @@ def _deferral(ex: Execution, aside: Defer) -> stores.Defer:
         limit=aside.limit,
         since=ex.waiting_since,
         believed=aside.seconds + BACKLOG,
+        resource=aside.resource,
     )
 
 

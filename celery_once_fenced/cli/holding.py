@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,10 +14,11 @@ from celery_once_fenced.cli.group import REASON, command, decided
 from celery_once_fenced.cli.output import Duration, note, print_json, print_table
 from celery_once_fenced.errors import StoreUnavailableError
 from celery_once_fenced.outcome import moment_of
-from celery_once_fenced.stores import HeldFence, Hold, Surroundings
+from celery_once_fenced.stores import Decision, HeldFence, Hold, Surroundings, Waiters
 
 __all__: list[str] = []
 
+WHY = f"{REASON}  Without a database that is a line in the log."
 COLUMNS = ("key", "task", "slot", "task_id", "worker", "token", "since", "left", "holder")
 
 
@@ -46,7 +48,10 @@ def explain(key: str, as_json: bool) -> None:
             "text": str(explanation),
             "held": [*map(_hold_row, explanation.holds), *map(_fence_row, explanation.fences)],
             "around": _around_row(explanation.around),
+            "blocked_by": _blocker_row(explanation.blocker),
+            "waiters": {name: _waiters_row(found) for name, found in explanation.waiters.items()},
             "entry": explanation.entry,
+            "decisions": [_decision_row(decision) for decision in explanation.decisions],
         }
     )
 
@@ -54,7 +59,7 @@ def explain(key: str, as_json: bool) -> None:
 @command()
 @click.argument("key")
 @click.option("--holder", help="Free only what this holder has; default: ask for each.")
-@click.option("--reason", default="", help=REASON)
+@click.option("--reason", default="", help=WHY)
 @decided
 @click.option("--yes", is_flag=True, help="Do not ask; needed with --json.")
 @click.pass_context
@@ -131,6 +136,18 @@ def _fence_row(fence: HeldFence) -> dict[str, Any]:
     }
 
 
+def _blocker_row(fence: HeldFence | None) -> dict[str, Any] | None:
+    return None if fence is None else {**_fence_row(fence), "key": fence.key, "resource": fence.resource}
+
+
+def _waiters_row(waiters: Waiters) -> dict[str, Any]:
+    return {"number": waiters.number, "since": _moment(waiters.since)}
+
+
+def _decision_row(decision: Decision) -> dict[str, Any]:
+    return {**asdict(decision), "at": _moment(decision.at)}
+
+
 def _around_row(around: Surroundings) -> dict[str, Any]:
     return {
         "waiting": around.waiting,
@@ -141,6 +158,7 @@ def _around_row(around: Surroundings) -> dict[str, Any]:
         "newest_at": _moment(around.newest_at),
         "unconfirmed": around.unconfirmed,
         "displaced_task": around.displaced_task,
+        "resource": around.resource,
     }
 
 

@@ -34,6 +34,7 @@ from celery_once_fenced.stores.ledger_questions import (
     Claim,
     Claimed,
     Completion,
+    Decision,
     EffectFinish,
     EffectStart,
     EffectStarted,
@@ -62,6 +63,7 @@ from celery_once_fenced.stores.listing import (
     Listed,
     Surroundings,
     TaskCensus,
+    Waiters,
 )
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "Confirm",
     "Cursor",
     "Database",
+    "Decision",
     "Defer",
     "Deferred",
     "EffectFinish",
@@ -112,4 +115,5 @@ __all__ = [
     "TaskCensus",
     "Transaction",
     "Verdict",
+    "Waiters",
 ]

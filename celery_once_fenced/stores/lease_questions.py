@@ -94,6 +94,8 @@ class Defer:
     """When it began to wait, as ``Deferred.since`` told at the first time; 0: only now."""
     believed: float = 0.0
     """Seconds after which a waiter that did not come back is no longer counted."""
+    resource: str = ""
+    """What it waits for where it is not its key: the resource whose fence another key holds (C10)."""
 
 
 @record(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = [
     "AbandonReply",
@@ -14,6 +15,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "Completion",
+    "Decision",
     "EffectFinish",
     "EffectStart",
     "EffectStarted",
@@ -201,6 +203,30 @@ class HeldFence:
     """Unix time by the store's clock."""
     left: float
     """Seconds until another may take over; negative when it has lapsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a person decided of a key, as the event table keeps it."""
+
+    kind: str
+    """``fence.force_released``, ``lease.released_by_hand``, ``ledger.forgotten`` or ``ledger.resolved``."""
+    at: float
+    """Unix time by the database's clock."""
+    actor: str
+    reason: str
+    state: str = ""
+    """What it was resolved as, or was when it was forgotten."""
+    token: int | None = None
+    """The token that shuts the old holder out, where its fence was released."""
+
+    @classmethod
+    def of(cls, kind: str, at: float, actor: str, detail: str, token: int | None) -> Decision:
+        """A row: ``detail`` is the reason, or state and reason as JSON."""
+        said: dict[str, Any] = {"reason": detail}
+        if kind.startswith("ledger."):
+            said = json.loads(detail)
+        return cls(kind, at, actor, str(said["reason"]), str(said.get("state", "")), token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from celery_once_fenced.stores.hold import Hold
 from celery_once_fenced.stores.ledger_questions import (
     Abandonment,
     AbandonReply,
@@ -14,6 +15,7 @@ from celery_once_fenced.stores.ledger_questions import (
     Claim,
     Claimed,
     Completion,
+    Decision,
     EffectFinish,
     EffectStart,
     EffectStarted,
@@ -111,6 +113,16 @@ class LedgerStore(Protocol):
         """All fences that are held or lapsed, in resource order, read in batches."""
         ...
 
+    def fence(self, resource: str) -> HeldFence | None:
+        """The fence of a resource, if it is held or has lapsed."""
+        ...
+
+    def fences_of(self, digest: bytes, key: str) -> list[HeldFence]:
+        """The fences, held or lapsed, of an operation, or of all that read like ``key``: under ``replay_for=0`` each call
+        has a digest of its own (L11).
+        """
+        ...
+
     def find(self, key: str) -> bytes | None:
         """The digest of the newest entry with this readable key, or None."""
         ...
@@ -125,6 +137,14 @@ class LedgerStore(Protocol):
     def resolve(self, ask: Resolution) -> Resolved: ...
     def forget(self, digest: bytes, reason: str, actor: str = "") -> bool:
         """Let a key that is not running run again from the start.  False where there is nothing to forget."""
+        ...
+
+    def decisions(self, digests: Sequence[bytes], after: float, limit: int = 5) -> list[Decision]:
+        """What people decided of these digests later than ``after`` (unix time): the newest ones, oldest first."""
+        ...
+
+    def note_released(self, hold: Hold, reason: str, actor: str = "") -> None:
+        """Keep in the event table that a person released a lease; the release of a fence writes its own."""
         ...
 
     def outbox_mine(self, task_ids: Sequence[str]) -> list[OutboxMessage]:

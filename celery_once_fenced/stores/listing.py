@@ -24,6 +24,8 @@ __all__ = [
     "Listed",
     "Surroundings",
     "TaskCensus",
+    "Waiters",
+    "search",
 ]
 
 HOURLY = ("granted", "suppressed", "expired", "lost", "fenced_off", "repeated")
@@ -134,6 +136,17 @@ class Surroundings:
     """Delivery id of a replacement whose publish is not confirmed (E13a)."""
     displaced_task: str = ""
     """Task id of the queued call that it displaced."""
+    resource: str = ""
+    """What the line waits for where it is not the key: the resource whose fence another key held (C10)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiters:
+    """Who waits for a resource, of all keys."""
+
+    number: int = 0
+    since: float | None = None
+    """When the first of them began to wait."""
 
 
 class HoldListing(Protocol):
@@ -145,6 +158,10 @@ class HoldListing(Protocol):
 
     def surroundings(self, digest: str) -> Surroundings:
         """What else is known of one key, for people: nothing is decided by it."""
+        ...
+
+    def waiters(self, resource: str) -> Waiters:
+        """The messages of all keys that wait because another key holds the fence of a resource (C10); for people."""
         ...
 
     def holds(self) -> Iterator[Hold]:
@@ -168,3 +185,14 @@ class HoldListing(Protocol):
     def hours(self) -> Mapping[str, Hours]:
         """Per task, the counters of ``HOURLY`` in each of the last 24 hours."""
         ...
+
+
+def search(store: HoldListing, query: HoldQuery, size: int = 100) -> Iterator[Listed]:
+    """All holds that match, however long it takes: for what a person does, not for what a page shows."""
+    cursor = None
+    while True:
+        page = store.page(query, size, cursor)
+        yield from page.holds
+        if page.stopped is None and len(page.holds) < size:
+            return
+        cursor = page.holds[-1].at if len(page.holds) == size else page.stopped

@@ -17,8 +17,9 @@ from celery_once_fenced.stores.listing import (
     Listed,
     Surroundings,
     TaskCensus,
+    Waiters,
 )
-from celery_once_fenced.stores.memory_line import line_of
+from celery_once_fenced.stores.memory_line import line_of, waiters
 from celery_once_fenced.stores.memory_order import displacement, last_kept, newest_started
 from celery_once_fenced.stores.memory_state import HOUR, Held, State
 
@@ -41,7 +42,7 @@ class MemoryListing:
             state = self._state
             line, aside = line_of(state, digest), displacement(state, digest)
             started, (kept, _) = newest_started(state, digest), last_kept(state, digest)
-            waits = min((since for _, since in line.values()), default=None)
+            waits = min((place.since for place in line.values()), default=None)
             return Surroundings(
                 waiting=len(line),
                 waiting_since=None if waits is None else waits / 1000,
@@ -51,7 +52,12 @@ class MemoryListing:
                 newest_at=started.seq / 1_000_000 if started else None,
                 unconfirmed=aside.delivery if aside else "",
                 displaced_task=aside.q.hold.task_id if aside and aside.q else "",
+                resource=(line and state.noted("wants", digest)) or "",
             )
+
+    def waiters(self, resource: str) -> Waiters:
+        with self._lock:
+            return waiters(self._state, resource)
 
     def holds(self) -> Iterator[Hold]:
         with self._lock:

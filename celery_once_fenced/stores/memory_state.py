@@ -89,6 +89,10 @@ class State:
         value, until = self._notes.get((kind, name), (None, 0.0))
         return value if until > self.now() else None
 
+    def noted_of(self, kind: str) -> list[str]:
+        """The names of all notes of a kind, lapsed ones too."""
+        return [name for noted, name in self._notes if noted == kind]
+
     def note_left(self, kind: str, name: str) -> float:
         """Seconds left of a note; 0 without one."""
         return max(0.0, self._notes.get((kind, name), (None, 0.0))[1] - self.now())

@@ -18,12 +18,14 @@ from celery_once_fenced.stores import (
     Claim,
     Claimed,
     Completion,
+    Decision,
     EffectFinish,
     EffectStart,
     EffectStarted,
     FenceRenewal,
     Held,
     HeldFence,
+    Hold,
     Operation,
     OutboxMessage,
     Pruned,
@@ -32,6 +34,7 @@ from celery_once_fenced.stores import (
     Resolved,
 )
 from celery_once_fenced.stores import postgres_observations as observations
+from celery_once_fenced.stores import postgres_operating as operating
 from celery_once_fenced.stores.observations import LedgerCounts, LedgerFacts
 from celery_once_fenced.stores.postgres_body import (
     BEGIN_SQL,
@@ -82,14 +85,6 @@ select verdict, downstream_key, effect_holder as holder, result, error
 _EFFECT_FINISH = "select once_fenced_effect_finish_v1(%s::bytea, %s, %s, %s, %s, %s) as done"
 _LOOK = "select * from once_fenced_ledger where key_digest = %s::bytea"
 _FIND = "select key_digest from once_fenced_ledger where key = %s order by state = 'in_doubt' desc, created_at desc limit 1"
-_FENCES = """
-select resource, token, holder, key_digest as digest, task_id, task_name as task, key, worker,
-       extract(epoch from acquired_at)::float8 as since,
-       extract(epoch from expires_at - clock_timestamp())::float8 as left
-  from once_fenced_fence
- where expires_at is not null and resource > %s
- order by resource limit %s::int
-"""
 _FORCE_RELEASE = "select once_fenced_force_release_v1(%s, %s, %s, %s) as token"
 _ACQUIRE = "select token, coalesce(wait, 0) as wait from once_fenced_acquire_v1(%s, %s, %s, %s, %s::float8)"
 _FREE = "select once_fenced_free_v1(%s, %s::bigint, %s) as done"
@@ -99,8 +94,6 @@ _MINE = "select * from once_fenced_outbox_mine_v1(%s::text[])"
 _CONFIRM = "select once_fenced_outbox_confirm_v1(%s::text[]) as confirmed"
 _TAKE = "select * from once_fenced_outbox_take_v1(%s, %s::float8, %s::int)"
 _PRUNE = "select * from once_fenced_prune_v1(%s::float8, %s::int)"
-
-_PAGE = 500
 
 
 class PostgresLedgerStore:
@@ -183,11 +176,24 @@ class PostgresLedgerStore:
         return bytes(found[0]["key_digest"]) if found else None
 
     def fences(self) -> Iterator[HeldFence]:
-        """Held and lapsed fences in resource order, 500 per round trip."""
-        after = ""
-        while page := self._claims.ask(_FENCES, (after, _PAGE)):
-            yield from (HeldFence(**row) for row in page)
-            after = page[-1]["resource"]
+        """See ``postgres_operating``."""
+        return operating.fences(self._claims)
+
+    def fence(self, resource: str) -> HeldFence | None:
+        """See ``postgres_operating``."""
+        return operating.fence(self._claims, resource)
+
+    def fences_of(self, digest: bytes, key: str) -> list[HeldFence]:
+        """See ``postgres_operating``."""
+        return operating.fences_of(self._claims, digest, key)
+
+    def decisions(self, digests: Sequence[bytes], after: float, limit: int = 5) -> list[Decision]:
+        """See ``postgres_operating``."""
+        return operating.decisions(self._claims, digests, after, limit)
+
+    def note_released(self, hold: Hold, reason: str, actor: str = "") -> None:
+        """See ``postgres_operating``."""
+        operating.note_released(self._claims, hold, reason, actor)
 
     def force_release(self, resource: str, holder: str, reason: str, actor: str = "") -> int | None:
         """See ``force_release_v1.sql``."""

@@ -123,6 +123,7 @@ class RedisLeaseStore(RedisListing):
             "" if ask.limit is None else ask.limit,
             ask.since or "",
             milliseconds(ask.believed) or 1,
+            ask.resource,
         )
         return Deferred(what == "overflow", waiters, number(since))
 

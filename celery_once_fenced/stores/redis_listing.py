@@ -25,6 +25,7 @@ from celery_once_fenced.stores.listing import (
     Listed,
     Surroundings,
     TaskCensus,
+    Waiters,
 )
 from celery_once_fenced.stores.redis_link import Command, RedisLink, script
 from celery_once_fenced.stores.redis_values import (
@@ -61,7 +62,7 @@ class RedisListing:
 
     def surroundings(self, digest: str) -> Surroundings:
         (told,) = self._link.ask(script("surroundings").call(self._bucket(digest), digest))
-        waiting, since, refused, kept, started, unconfirmed, displaced = told
+        waiting, since, refused, kept, started, unconfirmed, displaced, resource = told
         newest = parse_hold("q", digest, started, 0) if started else None
         return Surroundings(
             waiting=waiting,
@@ -72,7 +73,12 @@ class RedisListing:
             newest_at=newest.since if newest else None,
             unconfirmed=decode(unconfirmed),
             displaced_task=parse_hold("q", digest, displaced, 0).task_id if displaced else "",
+            resource=resource,
         )
+
+    def waiters(self, resource: str) -> Waiters:
+        found = [(told, number(since) / 1000) for told, since in self._of_all("waiters", resource) if told]
+        return Waiters(sum(told for told, _ in found), min((since for _, since in found), default=None))
 
     def holds(self) -> Iterator[Hold]:
         readers = [_Reader(self._bucket(digit)) for digit in BUCKETS]

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from celery_once_fenced import operate, runtime
 from celery_once_fenced.errors import OnceError
 from celery_once_fenced.stores import Cursor, HoldPage, HoldQuery, Listed
+from celery_once_fenced.stores.listing import search
 from django_celery_once_fenced import conf, tiers
 from django_celery_once_fenced.fences import held_fences
 from django_celery_once_fenced.locks import Lock, of_fence, of_hold
 from django_celery_once_fenced.models import Fence
-
-if TYPE_CHECKING:
-    from celery_once_fenced.stores import LeaseStore
 
 __all__ = ["SIZE", "LockPage", "LockQuery", "find_lock", "leases_of", "lock_page", "locks_reading"]
 
@@ -202,7 +200,7 @@ def _slots(digest: str) -> Sequence[Lock]:
 
 
 def _twin_guards(digest: str) -> Iterator[Lock]:
-    for listed in _search(runtime.current().readings, HoldQuery(text=digest, slot="r")):
+    for listed in search(runtime.current().readings, HoldQuery(text=digest, slot="r")):
         if listed.hold.digest == digest:
             yield of_hold(listed)
 
@@ -213,7 +211,7 @@ def leases_of(fence: Lock) -> Sequence[Lock]:
     if of_key:
         return of_key
     # An operation of its own for each call has another digest than its key (L11), and a twin guard another name.
-    found = _search(runtime.current().readings, HoldQuery(slot="r", text=fence.holder))
+    found = search(runtime.current().readings, HoldQuery(slot="r", text=fence.holder))
     return [of_hold(listed) for listed in found if listed.hold.holder == fence.holder]
 
 
@@ -232,14 +230,3 @@ def locks_reading(texts: Sequence[str]) -> tuple[list[Lock], bool]:
 
 def _reads(lock: Lock, text: str) -> bool:
     return lock.resource == text or lock.key == text or lock.key.endswith(f":{text}")
-
-
-def _search(store: LeaseStore, query: HoldQuery) -> Iterator[Listed]:
-    """All that match, however long it takes: for what a person does, not for what a page shows."""
-    cursor = None
-    while True:
-        page = store.page(query, SIZE, cursor)
-        yield from page.holds
-        if page.stopped is None and len(page.holds) < SIZE:
-            return
-        cursor = page.holds[-1].at if len(page.holds) == SIZE else page.stopped

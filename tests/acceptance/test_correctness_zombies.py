@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from celery_once_fenced import explain, runtime
 from example_project.servers import Servers
 from tests.acceptance.correctness_posting import BALANCE, Posting, Zombie, ends_with_one_effect
 from tests.acceptance.correctness_site import ShopSite
@@ -158,3 +159,25 @@ def test_key_that_waits_for_a_resource_stays_a_duplicate(site: ShopSite) -> None
     assert (second.again().outcome.status, second.again().id) == ("duplicate", second.result.id)
     first.release()
     assert second.value() == BALANCE - 2 * AMOUNT
+
+
+def test_person_is_told_who_has_the_resource_and_how_many_wait_for_it(
+    site: ShopSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "current", lambda: site.runtime)
+    first = site.posting("post", "post, hold").has_run(1)
+    second = site.posting(account=first.account)
+    second.has_told("execution.deferred")
+    eventually(lambda: bool((told := explain(second.digest)).blocker and told.holds), what="its explanation")
+    blocked = explain(second.digest)
+    assert blocked.blocker is not None
+    assert (blocked.blocker.digest, blocked.blocker.task_id) == (bytes.fromhex(first.digest), first.result.id)
+    eventually(lambda: [hold.slot for hold in explain(second.digest).holds] == ["q"], what="its queued hold")
+    queued = explain(second.digest)
+    assert queued.around.waiting_since is not None
+    assert queued.holds[0].since < queued.around.waiting_since, "it is queued since it was called"
+    blocker = explain(first.digest)
+    assert (blocker.blocker, blocker.waiters[blocker.fences[0].resource].number) == (None, 1)
+    first.release()
+    second.value()
+    assert site.runtime.leases.waiters(blocker.fences[0].resource).number == 0

@@ -123,10 +123,11 @@ class Bench:
         hold: float = HOLD,
         limit: int | None = None,
         believed: float = LEASE,
+        resource: str = "",
     ) -> Deferred:
         since = self.waiting.get(delivery, 0)
         answer = self.store.defer(
-            Defer(self.key, self.task, self.span, delivery, hold, limit, since, believed)
+            Defer(self.key, self.task, self.span, delivery, hold, limit, since, believed, resource)
         )
         if limit is not None and not answer.overflow:
             self.waiting[delivery] = answer.since
@@ -262,7 +263,7 @@ class RedisBench(Bench):
         assert self.client is not None
         for name in list(self.client.scan_iter(match=f"{{{self.namespace}:*", count=1000)):
             left = self.client.pttl(name)
-            if b":waiting:" in name or name.endswith(b":index"):
+            if b":waiting:" in name or b":wanted:" in name or name.endswith(b":index"):
                 self._age_members(name, seconds)
             if b":displaced:" in name:
                 self._age_displacement(name, seconds)

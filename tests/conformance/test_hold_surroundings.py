@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from celery_once_fenced.stores import Surroundings
-from tests.conformance.lease_bench import Bench
+from celery_once_fenced.stores import Surroundings, Waiters
+from tests.conformance.lease_bench import Bench, key
 
 
 def around(bench: Bench) -> Surroundings:
@@ -30,6 +32,47 @@ def test_message_that_is_not_back_in_time_leaves_the_line(bench: Bench) -> None:
     bench.of("while_executing").defer("d1", limit=0, believed=30)
     bench.later(31)
     assert (around(bench).waiting, around(bench).waiting_since) == (0, None)
+
+
+def test_line_tells_which_resource_it_waits_for(bench: Bench) -> None:
+    bench.defer("d1", limit=0, resource="account:7")
+    assert around(bench).resource == "account:7"
+    bench.start("d1")
+    assert around(bench).resource == ""
+
+
+def test_waiters_of_a_resource_are_those_of_all_its_keys(bench: Bench) -> None:
+    """Also of keys in other buckets."""
+    others = [replace(bench, key=key(f"shop.feed:{number}"), waiting={}) for number in range(2, 12)]
+    assert len({other.key.digest[0] for other in others}) > 3
+    first = bench.defer("d1", limit=0, resource="account:7").since
+    for other in others:
+        other.defer("d1", limit=0, resource="account:7")
+    others[0].defer("d2", limit=0, resource="account:8")
+    bench.defer("d2", limit=0)  # for its own key
+    assert bench.store.waiters("account:7") == Waiters(11, pytest.approx(first / 1000))
+    assert bench.store.waiters("account:8").number == 1
+    assert bench.store.waiters("account:9") == Waiters()
+
+
+def test_waiter_of_a_resource_keeps_its_place_until_it_runs(bench: Bench) -> None:
+    first = bench.defer("d1", limit=0, resource="account:7").since
+    bench.later(20)
+    bench.defer("d1", limit=0, resource="account:7")
+    assert bench.store.waiters("account:7") == Waiters(1, pytest.approx(first / 1000))
+    bench.start("d1")
+    assert bench.store.waiters("account:7") == Waiters()
+
+
+def test_waiter_of_a_resource_that_is_not_back_in_time_is_forgotten(bench: Bench) -> None:
+    bench.defer("d1", limit=0, believed=30, resource="account:7")
+    bench.later(31)
+    assert bench.store.waiters("account:7") == Waiters()
+
+
+def test_redelivery_that_meets_its_twin_waits_for_no_resource(bench: Bench) -> None:
+    bench.defer("d1", resource="account:7")
+    assert bench.store.waiters("account:7") == Waiters()
 
 
 def test_refusals_in_a_row_are_told_until_the_key_runs(bench: Bench) -> None:

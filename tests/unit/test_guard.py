@@ -552,6 +552,7 @@ def test_busy_fence_defers_and_gives_q_back(bench: Bench) -> None:
     bench.enqueue(ex)
     aside = bench.run(ex, never)
     assert (type(aside), aside.why, aside.seconds, aside.limit) == (Defer, "fence_busy", 0.25, 0)
+    assert aside.resource == ex.resource
     assert bench.leases.slots() == {"q": ex.task_id}
 
 

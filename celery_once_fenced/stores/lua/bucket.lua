@@ -12,6 +12,8 @@
 --   <bucket>next:<digest>       seq|call: the newest call that was left to the one in q (E13b)
 --   <bucket>displaced:<digest>  delivery|since|until|value: the q that an unconfirmed replacement put aside (E13a)
 --   <bucket>waiting:<digest>    sorted set of deferred deliveries by expiry in unix ms: "delivery|since" (D3)
+--   <bucket>wants:<digest>      the resource that its waiters last found held by another key (C10)
+--   <bucket>wanted:<sha1>       sorted set, as waiting, of those who wait for a resource: "digest|delivery|since"
 --   <bucket>streak:<digest>     how often the key was refused since it last ran
 --   <bucket>index               sorted set of the holds by expiry in unix ms: "q||digest|task", "r|name|digest|task"
 --   <bucket>stats:<task>        hash of counters;  <bucket>tasks  set of the tasks that have one

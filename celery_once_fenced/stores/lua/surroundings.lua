@@ -1,6 +1,7 @@
 -- What is known of one key beside who holds it, for people.  ARGV  1 digest
 -- Answers {waiters, since of the first in unix ms or "", refusals in a row, number of the kept call or 0,
---          value of the newest started call or "", delivery of an unconfirmed replacement or "", q value it displaced}.
+--          value of the newest started call or "", delivery of an unconfirmed replacement or "", q value it displaced,
+--          resource that the waiters found held by another key or ""}.
 -- Changes nothing.
 
 local digest = ARGV[1]
@@ -18,14 +19,16 @@ local function first_since()
   return first and whole(first) or ''
 end
 
-local waiters = redis.pcall('ZCOUNT', waiting, '(' .. now, '+inf')
+local counted = redis.pcall('ZCOUNT', waiting, '(' .. now, '+inf')
+local waiters = type(counted) == 'number' and counted or 0
 local started, aside = newest_started(digest), displacement(digest)
 return {
-  type(waiters) == 'number' and waiters or 0,
+  waiters,
   first_since(),
   text_of('streak', digest) or 0,
   whole((last_kept(digest))),
   started and started.value or '',
   aside and aside.delivery or '',
   aside and aside.value or '',
+  waiters > 0 and text_of('wants', digest) or '',
 }
