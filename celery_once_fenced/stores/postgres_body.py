@@ -40,6 +40,9 @@ COMPLETE_SQL = """
 select once_fenced_complete_v1(%s::bytea, %s, %s::bigint, %s, %s::int, %s, %s, %s::float8, %s::float8)
 """
 
+_OPEN = "begin isolation level read committed"
+_COMMIT = "commit"
+
 
 def begin_params(held: Held) -> tuple[Any, ...]:
     """Parameters of ``BEGIN_SQL``."""
@@ -172,13 +175,18 @@ class PsycopgDatabase:
 
 
 class _OwnTransaction(PsycopgTransaction):
-    """On a connection of the plugin's own, whose BEGIN travels with begin."""
+    """On a connection of the plugin's own: BEGIN travels with begin, and COMMIT with complete."""
 
     connection: OwnConnection
 
     def begin(self, held: Held) -> None:
         with _translated(held):
-            self.connection.open_with(BEGIN_SQL, begin_params(held))
+            self.connection.together((_OPEN, ()), (BEGIN_SQL, begin_params(held)))
+
+    def complete(self, held: Held, completion: Completion) -> None:
+        """Last statement, and the COMMIT, which is not done where complete raises."""
+        with _translated(held):
+            self.connection.together((COMPLETE_SQL, complete_params(held, completion)), (_COMMIT, ()))
 
 
 def _begin(connection: OwnConnection, held: Held) -> PsycopgTransaction:

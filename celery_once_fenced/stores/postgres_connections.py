@@ -1,7 +1,7 @@
 """Connections of the plugin's own: few, bounded in time, gone when idle, never shared over a fork.
 
 They keep no session state that a transaction-pooling proxy would lose (C8): autocommit, one statement per question, and
-statements are prepared only where no proxy stands in between.  Nothing is opened before it is needed and nothing here
+they prepare statements only where no proxy stands in between.  Nothing is opened before it is needed and nothing here
 starts a thread.
 """
 
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from itertools import count
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -21,6 +24,7 @@ from psycopg import generators, waiting
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import DictRow, dict_row
 
 from celery_once_fenced.errors import StoreUnavailableError
@@ -30,6 +34,9 @@ __all__ = ["Connections", "OwnConnection", "Source", "parameters"]
 
 Source = str | Callable[[], Mapping[str, Any]]
 """A connection string or URL, or a function that gives psycopg's connection parameters, asked for each connection."""
+
+Statement = tuple[str, Sequence[Any]]
+"""With psycopg's placeholders; parameters are texts, bytes, numbers or None."""
 
 Value = TypeVar("Value")
 
@@ -74,20 +81,27 @@ class OwnConnection(psycopg.Connection[Any]):
     last_used: float = 0.0
     reused: bool = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.direct = False
+        """No pooler stands in between, so what is prepared stays prepared (C8)."""
+        self._names: dict[str, bytes] = {}
+        """Of what :meth:`together` has prepared."""
+
     @classmethod
     def opened(cls, source: Source, connect_timeout: float, *, bound: float | None = None) -> OwnConnection:
         """In autocommit.  Raises ``StoreUnavailableError``."""
         try:
             connection = cls.connect(**parameters(source, connect_timeout), autocommit=True)
             connection.bound = connect_timeout
-            connection.prepare_threshold = _PREPARE_AFTER if connection._is_direct() else None
+            connection.direct = connection._is_direct()
         except psycopg.Error as error:
             raise unavailable(error) from error
         connection.bound = bound
         return connection
 
     def _is_direct(self) -> bool:
-        """Whether the session that answers is the one that was connected to: a pooler makes up numbers of its own (C8)."""
+        """Whether the session that answers is the one that was connected to: a pooler makes up numbers of its own."""
         answering = self.execute("select pg_backend_pid()").fetchone()
         return answering == (self.info.backend_pid,)
 
@@ -98,19 +112,72 @@ class OwnConnection(psycopg.Connection[Any]):
             _bounded(gen, monotonic() + self.bound), self.pgconn.socket, min(self.bound, _LOOK)
         )
 
-    def open_with(self, sql: str, params: Sequence[Any]) -> None:
-        """BEGIN and the first statement of a READ COMMITTED transaction, in one round trip.
+    def together(self, *statements: Statement) -> None:
+        """Statements in one round trip; after one that fails, none is done.
 
-        As one string: psycopg would send a BEGIN of its own first, and its pipeline costs more than the trip it saves.
+        Straight on libpq: psycopg's own pipeline costs more than the trip it saves.  Interrupted in between, the connection
+        can only be closed.
         """
-        first = psycopg.ClientCursor(self).mogrify(sql, params)
-        self.pgconn.send_query(f"begin isolation level read committed; {first}".encode(self.info.encoding))
-        for result in self.wait(generators.execute(self.pgconn)):
+        try:
+            results = self._sent_together(statements)
+        except BaseException:
+            self.close()
+            raise
+        for result in results:
             if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-                raise error_from_result(result, encoding=self.info.encoding)
+                raise self._error(result)
+
+    def _error(self, result: PGresult) -> psycopg.Error:
+        error = error_from_result(result, encoding=self.info.encoding)
+        if is_connection_loss(error):  # also where only what was prepared is lost
+            self.close()
+        return error
+
+    def _sent_together(self, statements: Sequence[Statement]) -> list[PGresult]:
+        encoding = self.info.encoding
+        self.pgconn.enter_pipeline_mode()
+        for sql, params in statements:
+            self._send(sql, [_text(value, encoding) for value in params])
+        self.pgconn.pipeline_sync()
+        results = self.wait(_results(self.pgconn))
+        self.pgconn.exit_pipeline_mode()
+        return results
+
+    def _send(self, sql: str, params: Sequence[bytes | None]) -> None:
+        if not self.direct:
+            self.pgconn.send_query_params(_numbered(sql), params)
+            return
+        name = self._names.get(sql)
+        if name is None:
+            name = self._names[sql] = f"once_fenced_{len(self._names)}".encode()
+            self.pgconn.send_prepare(name, _numbered(sql))
+        self.pgconn.send_query_prepared(name, params)
 
     def __del__(self, *_: Any) -> None:
         """Warn of nothing: libpq's own object closes itself, in the process that opened it and in no child."""
+
+
+@cache
+def _numbered(sql: str) -> bytes:
+    """``sql`` with libpq's own placeholders."""
+    number = count(1)
+    return re.sub("%s", lambda _: f"${next(number)}", sql).encode()
+
+
+def _text(value: object, encoding: str) -> bytes | None:
+    """A parameter as text."""
+    if value is None:
+        return None
+    return b"\\x" + value.hex().encode() if isinstance(value, bytes) else str(value).encode(encoding)
+
+
+def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
+    """What a pipeline was answered up to its end."""
+    yield from generators.send(pgconn)
+    results: list[PGresult] = []
+    while (got := (yield from generators.fetch_many(pgconn)))[-1].status != ExecStatus.PIPELINE_SYNC:
+        results += got
+    return results
 
 
 def _bounded(gen: Generator[Any, Any, Value], deadline: float) -> Generator[Any, Any, Value]:
@@ -229,6 +296,7 @@ class Connections:
     def _open(self) -> OwnConnection:
         connection = OwnConnection.opened(self._source, self._connect_timeout, bound=self._timeout)
         connection.row_factory = dict_row
+        connection.prepare_threshold = _PREPARE_AFTER if connection.direct else None
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 

@@ -43,7 +43,8 @@ def is_connection_loss(error: BaseException) -> bool:
     """Whether ``error``, or what it came from, is the loss of a connection: infrastructure, not an outcome (C13).
 
     Classes 08 and 57 and 25P03, and the driver's own errors about a connection, which carry no SQLSTATE.  57014 is
-    not one of them: a statement that ran into ``statement_timeout`` would do so at every attempt.
+    not one of them: a statement that ran into ``statement_timeout`` would do so at every attempt.  26000 is: it is not
+    the session any more that a statement was prepared in, or as good as that.
     """
     return any(_is_loss(link) for link in _chain(error))
 
@@ -89,7 +90,9 @@ def _is_loss(error: BaseException) -> bool:
     if not isinstance(error, psycopg.Error):
         return False
     if error.sqlstate is not None:
-        return error.sqlstate != "57014" and (error.sqlstate[:2] in ("08", "57") or error.sqlstate == "25P03")
+        return error.sqlstate != "57014" and (
+            error.sqlstate[:2] in ("08", "57") or error.sqlstate in ("25P03", "26000")
+        )
     if isinstance(error, psycopg.InterfaceError):
         return "connection" in str(error)  # a closed cursor is the body's own mistake
     # InternalError: the driver met an answer that fits no question, as from a pooler whose server session was ended.
