@@ -55,7 +55,7 @@ RELEASED = {
     "record_v1.sql": "0c78c3592d83a93f19b0cfff4ce2eb415ba708ce7010ac06da7c05f1ae4a6ef7",
     "renew_v1.sql": "c7ba6a2871bff5340b68e813a786289fdff945ba4426dea65a40fe469a583cc2",
     "resolve_v1.sql": "0b9603cf48d83bfad2eee0e7e1c9acc28fd64b49101d600ed0ae4ac6aa0788ce",
-    "schema_v1.sql": "d8db04063d18292836b404eff7ae2388cedba3695b2ad06110fe74bb6b9ef692",
+    "schema_v1.sql": "0a139bf7e002ba88372c3f5fe0cacb94f121b66ec1dc7be8bec66c28db75959f",
     "timeline_v1.sql": "df9538f19647eb0f6f256f36b9e648bd9417781580da8af355992ad97b8200c5",
     "token_v1.sql": "187829d1c55f518893f74329bf0872f5a4c60ee5fa6ba202304cfb8bac927e4c",
     "unfenced_v1.sql": "32d62c931db22f5e53fa290d6de120a2f09cf87a8ab2f5dc8bf1cba5530b3d2f",
@@ -79,6 +79,12 @@ def functions(alias: str = "default") -> set[str]:
         return {name for (name,) in cursor.fetchall()}
 
 
+def domains(alias: str = "default") -> set[str]:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT typname FROM pg_type WHERE typtype = 'd' AND typname LIKE 'once\\_fenced\\_%'")
+        return {name for (name,) in cursor.fetchall()}
+
+
 # --- migrations ------------------------------------------------------------------------------------------------------
 
 
@@ -95,11 +101,11 @@ class TestMigrations:
         assert described == {column.name: column.null_ok for column in columns}
 
     def test_backwards_removes_everything_and_forwards_brings_it_back(self) -> None:
-        there = tables(), functions()
+        there = tables(), functions(), domains()
         call_command("migrate", "once_fenced", "zero", verbosity=0)
-        assert (tables(), functions()) == (set(), set())
+        assert (tables(), functions(), domains()) == (set(), set(), set())
         call_command("migrate", "once_fenced", verbosity=0)
-        assert (tables(), functions()) == there
+        assert (tables(), functions(), domains()) == there
 
     def test_sqlmigrate_shows_the_sql(self) -> None:
         shown = output("sqlmigrate", "once_fenced", "0001")

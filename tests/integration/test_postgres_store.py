@@ -315,6 +315,36 @@ def test_idle_connections_are_closed(ledger: Ledger) -> None:
     store.close()
 
 
+# --- what the tables take ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "update once_fenced_ledger set state = 'done'",
+        "update once_fenced_ledger set key_digest = 'short'",
+        "update once_fenced_fence set resource = ''",
+        "update once_fenced_fence set resource = repeat('x', 256)",
+        "insert into once_fenced_effect select key_digest, 'step', 'begun', 1, '', '', 1 from once_fenced_ledger",
+    ],
+)
+def test_a_row_that_no_function_would_write_is_refused(ledger: Ledger, change: str) -> None:
+    ledger.hold(operation())
+    with pytest.raises(psycopg.errors.CheckViolation):
+        ledger.execute(change)
+
+
+def test_rows_are_found_by_their_index(own: Ledger) -> None:
+    own.hold(operation())
+    for table, column, value in (("fence", "resource", "'a'::text"), ("ledger", "key_digest", "'a'::bytea")):
+        with psycopg.connect(own.url, autocommit=True) as connection:
+            connection.execute("set enable_seqscan = off")
+            plan = connection.execute(
+                f"explain select from once_fenced_{table} where {column} = {value}"
+            ).fetchall()
+        assert "Index Cond" in str(plan)
+
+
 # --- prepared statements (C8) -----------------------------------------------------------------------------------------
 
 

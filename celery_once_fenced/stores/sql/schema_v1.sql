@@ -13,9 +13,23 @@
 -- epoch   one row: what keeps tokens from going back after a fail-over and after prune (C2, C3).
 --
 -- Texts hold ASCII JSON made by the caller, never jsonb, which refuses NaN, NUL and lone surrogates (L6).
--- The server reads each check from its text again in every statement that writes a row: so only where a caller's value
--- decides.
+-- Checks are those of types: a table's the server reads from its text again in every statement that writes a row.
 -- Every default is clock_timestamp(): now() is the start of the transaction, and a claim may have waited (C4).
+
+do $$
+declare
+  type text;
+begin
+  foreach type in array array[
+    'once_fenced_resource as text check (length(value) between 1 and 255)',
+    'once_fenced_digest as bytea check (octet_length(value) = 32)',
+    'once_fenced_state as text check (value in (''running'', ''succeeded'', ''failed'', ''retryable'', ''in_doubt''))',
+    'once_fenced_step as text check (value in (''started'', ''done'', ''failed'', ''released''))'
+  ] loop
+    execute 'create domain ' || type;
+  end loop;
+exception when duplicate_object then null;  -- then all of them are there
+end $$;
 
 create table if not exists once_fenced_epoch (
   one boolean primary key default true check (one),
@@ -26,7 +40,7 @@ create table if not exists once_fenced_epoch (
 
 -- No index but the primary key and room on every page: a renewal is then a HOT update.
 create table if not exists once_fenced_fence (
-  resource text primary key check (length(resource) between 1 and 255),
+  resource once_fenced_resource primary key,
   token bigint not null,
   holder text,
   key_digest bytea,
@@ -39,7 +53,7 @@ create table if not exists once_fenced_fence (
 ) with (fillfactor = 70);
 
 create table if not exists once_fenced_ledger (
-  key_digest bytea primary key check (octet_length(key_digest) = 32),
+  key_digest once_fenced_digest primary key,
   key text not null,
   scope text not null,
   task_name text not null,
@@ -47,7 +61,7 @@ create table if not exists once_fenced_ledger (
   run_id text,  -- of the call that ran: kept by redelivery, deferral and retry
   namespace text not null default '',  -- of the app that ran it last, whose message it is (L14)
   fingerprint bytea,
-  state text not null check (state in ('running', 'succeeded', 'failed', 'retryable', 'in_doubt')),
+  state once_fenced_state not null,
   attempt integer not null,
   takeovers integer not null default 0,
   holder text not null,
@@ -72,7 +86,7 @@ create index if not exists once_fenced_ledger_in_doubt on once_fenced_ledger (st
 create table if not exists once_fenced_effect (
   key_digest bytea not null references once_fenced_ledger on delete cascade,
   name text not null,
-  state text not null check (state in ('started', 'done', 'failed', 'released')),
+  state once_fenced_step not null,
   generation integer not null default 1,
   downstream_key text not null,
   holder text not null,

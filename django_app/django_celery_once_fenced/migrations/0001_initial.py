@@ -61,6 +61,7 @@ drop function if exists
   once_fenced_timeline_v1;
 drop table if exists
   once_fenced_event, once_fenced_outbox, once_fenced_effect, once_fenced_ledger, once_fenced_fence, once_fenced_epoch;
+drop domain if exists once_fenced_resource, once_fenced_digest, once_fenced_state, once_fenced_step;
 """
 
 
