@@ -61,7 +61,7 @@ class Cursor:
 class HoldQuery:
     """Which holds.  ``tasks``: None = any; ``text``: part of key, task, task id or worker, or a holder, or the
     beginning of a digest, without regard to the case of ASCII letters; of several lines, any.  ``waited``: those
-    somebody waits for.
+    somebody waits for.  ``before``: of these tasks alone, those that run since before that moment (unix time).
     """
 
     slot: Slot | Literal[""] = ""
@@ -69,6 +69,7 @@ class HoldQuery:
     worker: str = ""
     text: str = ""
     waited: bool = False
+    before: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

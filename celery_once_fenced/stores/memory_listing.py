@@ -117,6 +117,7 @@ def _matches(query: HoldQuery, hold: Hold) -> bool:
         and (query.tasks is None or hold.task in query.tasks)
         and query.worker in ("", hold.worker)
         and not query.waited
+        and (query.before is None or (hold.slot == "r" and hold.since < query.before.get(hold.task, 0.0)))
         and (not texts or any(_reads(text, hold) for text in texts))
     )
 

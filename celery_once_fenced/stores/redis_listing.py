@@ -190,7 +190,6 @@ class _Bucket:
         score, member = (
             ("", "") if self.frontier is None else (f"{self.frontier.expiry:.0f}", self.frontier.member)
         )
-        tasks = "" if query.tasks is None else "\n".join(map(encode, sorted(query.tasks))) or "\n"
         return script("page").call(
             self.name,
             "prev" if back else "next",
@@ -199,7 +198,7 @@ class _Bucket:
             size // 8 + 1,  # twice its share
             LOOKED_AT,
             query.slot,
-            tasks,
+            _tasks(query),
             encode(query.worker),
             "\n".join(map(_lower, query.text.split("\n"))),
             int(query.waited),
@@ -224,6 +223,14 @@ def _listed(row: Sequence[Any]) -> Listed | None:
     score, member, *_, waiting = row
     hold = parse_member(row[:4])
     return None if hold is None else Listed(hold, Cursor(float(score), str(member)), waiting)
+
+
+def _tasks(query: HoldQuery) -> str:
+    """One per line; an empty line for none at all."""
+    if query.before is None:
+        return "" if query.tasks is None else "\n".join(map(encode, sorted(query.tasks))) or "\n"
+    wanted = {name: at for name, at in query.before.items() if query.tasks is None or name in query.tasks}
+    return "\n".join(f"{encode(name)}|{at / MICROSECOND:.0f}" for name, at in sorted(wanted.items())) or "\n"
 
 
 def _lower(text: str) -> str:

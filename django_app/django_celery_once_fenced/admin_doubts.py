@@ -9,14 +9,15 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db.models import OuterRef, Subquery
 from django.template.response import TemplateResponse
 from django.utils.html import format_html
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from celery_once_fenced.errors import OnceError
 from django_celery_once_fenced.admin_ledger import LedgerEntryAdmin
-from django_celery_once_fenced.admin_reading import isolated, to_the_second
+from django_celery_once_fenced.admin_reading import identifier, isolated, to_the_second
 from django_celery_once_fenced.doubts import ResolveForm
 from django_celery_once_fenced.ledger_filters import TaskFilter
-from django_celery_once_fenced.models import Effect, EffectState, State
+from django_celery_once_fenced.models import Effect, EffectState, LedgerEntry, State
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -26,10 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["InDoubtAdmin"]
 
 
+DECIDED = {
+    "succeeded": _("it succeeded. Later calls get the result."),
+    "failed": _("it failed. Later calls get an error with the reason."),
+    "again": _("it runs again."),
+}
+
+
 class InDoubtAdmin(LedgerEntryAdmin):
     """Keys with a step of unknown outcome, and the one thing that a person does about them: decide."""
 
-    list_display: Any = ("key_and_task", "step_text", "since_when", "attempts", "task_id")
+    list_display: Any = ("key_and_task", "step_text", "since_when", "attempts", "task_id_text")
     list_filter: ClassVar[Any] = (TaskFilter,)
     windowed_filters = ()
     ordering = ("started_at",)
@@ -48,6 +56,10 @@ class InDoubtAdmin(LedgerEntryAdmin):
         annotated: QuerySet[Any] = doubtful.annotate(**columns)
         return annotated
 
+    def buttons(self, request: HttpRequest, entry: LedgerEntry) -> list[tuple[str, Any]]:
+        decidable = entry.state == State.IN_DOUBT and self.has_resolve_permission(request)
+        return [("resolve", _("Resolve"))] if decidable else []
+
     def has_resolve_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("once_fenced.resolve_indoubt")
 
@@ -57,7 +69,11 @@ class InDoubtAdmin(LedgerEntryAdmin):
 
     @admin.display(description=_("since"))
     def since_when(self, entry: Any) -> Any:
-        return "-" if entry.since is None else to_the_second(entry.since)
+        return to_the_second(entry.since)
+
+    @admin.display(description=_("task id"))
+    def task_id_text(self, entry: Any) -> SafeString | str:
+        return identifier(entry.task_id)
 
     @admin.action(permissions=["resolve"], description=_("Resolve selected keys"))
     def resolve(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
@@ -78,14 +94,15 @@ class InDoubtAdmin(LedgerEntryAdmin):
 
     def _decide(self, request: HttpRequest, entries: list[Any], form: ResolveForm) -> None:
         try:
-            decided = sum(self._decide_one(request, entry, form) for entry in entries)
+            decided = {str(entry.pk) for entry in entries if self._decide_one(request, entry, form)}
         except OnceError as error:
             self.message_user(request, str(error), messages.ERROR)
             return
-        left = len(set(request.POST.getlist(ACTION_CHECKBOX_NAME))) - decided
-        if left > 0:
-            text = _("%(count)d not resolved: in doubt no more, or for another attempt than the page showed.")
-            self.message_user(request, text % {"count": left}, messages.WARNING)
+        self.say_what_was_left(
+            request,
+            set(request.POST.getlist(ACTION_CHECKBOX_NAME)) - decided,
+            gettext("{}: not resolved. It is in doubt no more, or at another attempt than the page showed."),
+        )
 
     def _decide_one(self, request: HttpRequest, entry: Any, form: ResolveForm) -> bool:
         if entry.holder not in request.POST.getlist("seen"):
@@ -94,5 +111,6 @@ class InDoubtAdmin(LedgerEntryAdmin):
         if decided:
             outcome, reason = form.cleaned_data["outcome"], form.cleaned_data["reason"]
             self.log_change(request, entry, f"{outcome}: {reason}")
-            self.message_user(request, format_html("{}: {}", isolated(entry.key), outcome), messages.SUCCESS)
+            said = format_html("{}: {}", isolated(entry.key), DECIDED[outcome])
+            self.message_user(request, said, messages.SUCCESS)
         return decided

@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import Q
+from django.db.models import OuterRef, Q, Subquery
 from django.utils.html import format_html
 from django.utils.safestring import mark_safe
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy
 
 from celery_once_fenced import operate
+from django_celery_once_fenced import readable
 from django_celery_once_fenced.admin_reading import (
     isolated,
     to_the_second,
@@ -20,10 +21,12 @@ from django_celery_once_fenced.admin_reading import (
     with_task,
 )
 from django_celery_once_fenced.ledger_filters import (
+    AtFilter,
     KindFilter,
 )
-from django_celery_once_fenced.models import Event
+from django_celery_once_fenced.models import Event, LedgerEntry
 from django_celery_once_fenced.overview import EVENTS
+from django_celery_once_fenced.templatetags.once_fenced import breakable
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -35,32 +38,49 @@ from django_celery_once_fenced.admin_lists import LedgerListAdmin
 
 __all__ = ["EventAdmin"]
 
+SHOWN_BY = {"when": "at", "resource_text": "resource", "detail_text": "detail"}
+"""Columns by the fields that show them."""
 SHORT = 80
 """Characters of a detail in a list."""
 
 
 class EventAdmin(LedgerListAdmin):
     list_display = ("when", "kind_badge", "about", "tokens", "workers", "by")
-    list_filter: ClassVar[Any] = (KindFilter,)
+    list_filter: ClassVar[Any] = (KindFilter, AtFilter)
     window_column = "id"
     window = EVENTS
-    windowed_filters = ("kind",)
+    windowed_filters = ("kind", "when")
     search_fields = ("resource", "task_id")
     search_help_text = gettext_lazy("Resource, or part of it; task id; digest")
     ordering = ("-id",)
     sortable_by = ()
     fieldsets = (
-        (None, {"fields": ("at", "kind", "resource_text", "actor", "detail_text")}),
+        (None, {"fields": ("when", "kind", "resource_text", "actor", "detail_text")}),
         (
             gettext_lazy("Who"),
             {"fields": ("key_digest", "task_name", "task_id", "holder", "worker", "token")},
         ),
         (
-            gettext_lazy("Taken over from"),
+            gettext_lazy("Who held it before"),
             {"fields": ("old_key_digest", "old_task_id", "old_holder", "old_worker", "old_token")},
         ),
     )
-    readonly_fields = ("resource_text", "detail_text")
+    readonly_fields = ("when", "resource_text", "detail_text")
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Without the columns that this kind of event has nothing in."""
+        kept = [
+            (title, {**options, "fields": [name for name in options["fields"] if _has(obj, name)]})
+            for title, options in super().get_fieldsets(request, obj)
+        ]
+        return [(title, options) for title, options in kept if options["fields"]]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        entries = LedgerEntry.objects.filter(pk=OuterRef("key_digest"))
+        with_keys: QuerySet[Any] = (
+            super().get_queryset(request).annotate(entry_key=Subquery(entries.values("key")[:1]))
+        )
+        return with_keys
 
     @admin.display(description=gettext_lazy("at"))
     def when(self, event: Event) -> str:
@@ -68,21 +88,24 @@ class EventAdmin(LedgerListAdmin):
 
     @admin.display(description=gettext_lazy("resource and task"))
     def about(self, event: Event) -> SafeString | str:
-        return with_task(event.resource or event.key_digest or "", event.task_name or "")
+        known = readable.resource(event.resource) or getattr(event, "entry_key", None)
+        return with_task(known or event.key_digest or "", event.task_name or "")
 
     @admin.display(description=gettext_lazy("by"))
     def by(self, event: Event) -> SafeString | str:
         if not event.actor and not event.detail:
             return "-"
-        return with_note(isolated(event.actor), isolated(Truncator(event.detail or "").chars(SHORT)))
+        return with_note(
+            isolated(event.actor), isolated(Truncator(readable.detail(event.detail)).chars(SHORT))
+        )
 
     @admin.display(description=gettext_lazy("event"))
     def kind_badge(self, event: Event) -> SafeString | str:
-        return format_html('<span class="of-badge">{}</span>', event.kind)
+        return format_html('<span class="of-badge">{}</span>', breakable(event.kind))
 
     @admin.display(description=gettext_lazy("resource"))
     def resource_text(self, event: Event) -> SafeString | str:
-        return isolated(event.resource)
+        return isolated(readable.resource(event.resource))
 
     @admin.display(description=gettext_lazy("token"))
     def tokens(self, event: Event) -> SafeString | str:
@@ -94,7 +117,7 @@ class EventAdmin(LedgerListAdmin):
 
     @admin.display(description=gettext_lazy("detail"))
     def detail_text(self, event: Event) -> SafeString | str:
-        return isolated(event.detail)
+        return isolated(readable.detail(event.detail))
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -108,6 +131,10 @@ class EventAdmin(LedgerListAdmin):
 
     def is_exact(self, term: str) -> bool:
         return bool(operate.DIGEST.fullmatch(term))
+
+
+def _has(event: Event | None, field: Any) -> bool:
+    return event is None or getattr(event, SHOWN_BY.get(field, field), None) is not None
 
 
 def _from_to(old: object, new: object) -> SafeString | str:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q
 from django.http import HttpResponseRedirect
@@ -23,11 +25,12 @@ from django.utils.translation import gettext_lazy
 from celery_once_fenced import operate, runtime
 from celery_once_fenced.errors import OnceError
 from celery_once_fenced.stores import Pruned
-from django_celery_once_fenced import conf
+from django_celery_once_fenced import conf, readable
 from django_celery_once_fenced.admin_locks import ReasonForm
 from django_celery_once_fenced.admin_reading import (
     PAGE,
     isolated,
+    moment_of,
     to_the_second,
     with_note,
     with_task,
@@ -56,6 +59,11 @@ SHORT = 80
 BATCHES, BATCH = 20, 1000
 """What one click prunes at most; the command line prunes on."""
 DAY = 86400.0
+OUTCOME = {"result_text": "result", "result_omitted": "result_omitted", "error_text": "error"}
+"""Fields of a page, and their columns."""
+MOMENTS: Any = tuple(
+    moment_of(LedgerEntry._meta.get_field(name)) for name in ("created_at", "started_at", "finished_at")
+)
 
 
 class LedgerEntryAdmin(LedgerListAdmin):
@@ -67,22 +75,23 @@ class LedgerEntryAdmin(LedgerListAdmin):
     ordering = ("-started_at",)
     sortable_by = ("started_at",)
     actions: Any = ("forget",)
-    fieldsets = (
+    change_form_template = "admin/once_fenced/ledgerentry/change_form.html"
+    fieldsets: ClassVar[Any] = (
         (None, {"fields": ("key_text", "state_badge", "task_name", "task_id", "attempt", "takeovers")}),
-        (gettext_lazy("Outcome"), {"fields": ("result_text", "result_omitted", "error_text")}),
+        (gettext_lazy("Outcome"), {"fields": tuple(OUTCOME)}),
         (gettext_lazy("Effects"), {"fields": ("effects_table",)}),
         (gettext_lazy("What happened"), {"fields": ("events_table",)}),
         (gettext_lazy("Fence"), {"fields": ("resource_text", "token", "holder")}),
         (
             gettext_lazy("Times"),
-            {"fields": ("created_at", "started_at", "finished_at", "replay_until", "retain_until")},
+            {"fields": (*MOMENTS, "replay_until", "retain_until")},
         ),
         (
             gettext_lazy("Identity"),
             {"fields": ("key_digest", "fingerprint", "scope", "run_id"), "classes": ("collapse",)},
         ),
     )
-    readonly_fields = (
+    readonly_fields: ClassVar[Any] = (
         "key_text",
         "state_badge",
         "result_text",
@@ -90,7 +99,22 @@ class LedgerEntryAdmin(LedgerListAdmin):
         "resource_text",
         "effects_table",
         "events_table",
+        *MOMENTS,
     )
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Of result, error and why there is no result, those that there are."""
+        given = list(super().get_fieldsets(request, obj))
+        known = [name for name, column in OUTCOME.items() if getattr(obj, column, None) is not None]
+        return [
+            (
+                title,
+                {**options, "fields": known or ["result_text"]}
+                if "result_text" in options["fields"]
+                else options,
+            )
+            for title, options in given
+        ]
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
@@ -120,19 +144,19 @@ class LedgerEntryAdmin(LedgerListAdmin):
 
     @admin.display(description=gettext_lazy("resource"))
     def resource_text(self, entry: LedgerEntry) -> SafeString | str:
-        return isolated(entry.resource)
+        return isolated(readable.resource(entry.resource))
 
     @admin.display(description=gettext_lazy("result"))
     def short(self, entry: LedgerEntry) -> SafeString | str:
-        return isolated(Truncator(entry.result or entry.error or entry.result_omitted or "").chars(SHORT))
+        return isolated(Truncator(readable.outcome(entry)).chars(SHORT))
 
     @admin.display(description=gettext_lazy("result"))
     def result_text(self, entry: LedgerEntry) -> SafeString | str:
-        return isolated(entry.result)
+        return isolated(readable.value(entry.result))
 
     @admin.display(description=gettext_lazy("error"))
     def error_text(self, entry: LedgerEntry) -> SafeString | str:
-        return isolated(entry.error)
+        return isolated(readable.error(entry.error))
 
     @admin.display(description=gettext_lazy("effects"))
     def effects_table(self, entry: LedgerEntry) -> str:
@@ -182,6 +206,23 @@ class LedgerEntryAdmin(LedgerListAdmin):
         may_prune = self.has_prune_permission(request) and self.opts.model_name == "ledgerentry"
         return super().changelist_view(request, {"may_prune": may_prune, **(extra_context or {})})
 
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        entry = self.get_object(request, unquote(object_id))
+        shown = {"buttons": self.buttons(request, entry) if entry else [], "entry": entry}
+        return super().change_view(request, object_id, form_url, shown | (extra_context or {}))
+
+    def buttons(self, request: HttpRequest, entry: LedgerEntry) -> list[tuple[str, Any]]:
+        """What can be done to one record: the name of the action, and what its button says."""
+        if entry.state in (State.RUNNING, State.IN_DOUBT) or not self.has_forget_permission(request):
+            return []
+        return [("forget", _("Forget"))]
+
     @admin.action(
         permissions=["forget"], description=gettext_lazy("Forget selected keys, so that they may run again")
     )
@@ -217,9 +258,21 @@ class LedgerEntryAdmin(LedgerListAdmin):
                 log(request, LedgerEntry, str(entry.pk), entry.key, f"forget: {reason}")
                 text = _("{}: forgotten, and may run again.")
                 self.message_user(request, format_html(text, isolated(entry.key)), messages.SUCCESS)
-        if left:
-            text = _("%(count)d not forgotten: running, in doubt, or another attempt than the page showed.")
-            self.message_user(request, text % {"count": len(left)}, messages.WARNING)
+        self.say_what_was_left(
+            request,
+            left,
+            _("{}: not forgotten. It is running, in doubt, or at another attempt than the page showed."),
+        )
+
+    def say_what_was_left(self, request: HttpRequest, left: Iterable[str], text: str) -> None:
+        """One message for each record that was chosen and that nothing was done to."""
+        digests = [chosen for chosen in left if operate.DIGEST.fullmatch(chosen)]
+        found = LedgerEntry.objects.using(conf.alias()).filter(pk__in=digests)
+        keys = dict(found.values_list("pk", "key"))
+        for chosen in sorted(left, key=lambda pk: keys.get(pk, pk))[:PAGE]:
+            self.message_user(
+                request, format_html(text, isolated(keys.get(chosen, chosen))), messages.WARNING
+            )
 
     def prune_view(self, request: HttpRequest) -> HttpResponse:
         """Delete what nobody needs any more: show how much, then do it, a bounded number of rows at a time."""

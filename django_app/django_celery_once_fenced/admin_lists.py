@@ -43,7 +43,9 @@ class LedgerChangeList(ChangeList):
         if not self._searches():
             return queryset
         column = self._admin.window_column
-        oldest = cut(of_when(self.root_queryset, self.params.get("when", "")), column, self._admin.window)
+        # Where an index leads to a range of time, the window lies in that.
+        when = "" if "when" in self._admin.windowed_filters else self.params.get("when", "")
+        oldest = cut(of_when(self.root_queryset, when), column, self._admin.window)
         if oldest is None:
             return queryset
         self.window = True

@@ -20,15 +20,16 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.http import require_POST
 
+from celery_once_fenced import operate
 from celery_once_fenced.errors import OnceError
 from celery_once_fenced.stores import Cursor
-from django_celery_once_fenced import conf, tiers
+from django_celery_once_fenced import conf, readable, tiers
 from django_celery_once_fenced.admin_reading import PAGE, ReadOnlyAdmin, isolated
 from django_celery_once_fenced.estimates import EXACT
-from django_celery_once_fenced.lock_actions import ACTIONS, Name, Plan, plan, release
+from django_celery_once_fenced.lock_actions import ACTIONS, Name, Plan, no_fence, offered, plan, release
 from django_celery_once_fenced.lock_filters import filters_of, query_of
 from django_celery_once_fenced.lock_list import LockPage, find_lock, lock_page
-from django_celery_once_fenced.locks import Lock, parse_seen
+from django_celery_once_fenced.locks import Lock
 from django_celery_once_fenced.models import Event, HeldLock, LedgerEntry
 from django_celery_once_fenced.objects import object_of
 from django_celery_once_fenced.overview import takeovers
@@ -91,7 +92,10 @@ class HeldLockAdmin(ReadOnlyAdmin):
             "query": query,
             "filters": filters_of(request.GET, query, tasks, {lock.worker for lock in page.locks}),
             "kept": [
-                (name, value) for name, value in request.GET.items() if name not in ("q", "after", "before")
+                (name, value)
+                for name, values in request.GET.lists()
+                for value in values
+                if name not in ("q", "after", "before")
             ],
             "counted": _counted(page, filtered=bool(query), whole=not (after or before)),
             "actions": [(name, ACTIONS[name].title) for name in self.allowed(request)],
@@ -117,7 +121,8 @@ class HeldLockAdmin(ReadOnlyAdmin):
         if wanted[:2] not in ("q:", "r:", "f:"):
             raise Http404
         lock, problem = _found(wanted)
-        context = self.page_context(request, title=_("Held lock"), lock=lock, wanted=wanted, problem=problem)
+        context = self.page_context(request, title=_("Held lock"), lock=lock, problem=problem)
+        context |= {"wanted": wanted, "known": "" if lock else _known(wanted)}
         if lock is not None:
             context |= self._detail(request, lock)
         context |= extra_context or {}
@@ -131,7 +136,8 @@ class HeldLockAdmin(ReadOnlyAdmin):
             "entry": entry if may_see_entry else None,
             "events": _events(lock, entry),
             "business": object_of(lock, request, self.admin_site),
-            "actions": [(name, ACTIONS[name].button) for name in self.allowed(request)],
+            "actions": offered(lock, self.allowed(request)),
+            "no_fence": no_fence(lock) if "bump" in self.allowed(request) else "",
         }
 
     # --- actions ------------------------------------------------------------------------------------------------------
@@ -173,17 +179,17 @@ class HeldLockAdmin(ReadOnlyAdmin):
     def _release(self, request: HttpRequest, name: Name, seen: Sequence[str], reason: str) -> None:
         for one in seen:
             try:
-                lock = release(name, one, actor=request.user.get_username(), reason=reason)
+                done = release(name, one, actor=request.user.get_username(), reason=reason)
             except OnceError as error:
                 self.message_user(request, str(error), messages.ERROR)
                 return
-            if lock is None:
-                text = _("{}: not released. Its holder is no longer the one that the page showed.")
-                self.message_user(request, format_html(text, isolated(parse_seen(one)[1])), messages.WARNING)
+            if done.lock is None:
+                said = format_html(_("{}: not released. {}"), isolated(done.key), done.why)
+                self.message_user(request, said, messages.WARNING)
             else:
-                log(request, HeldLock, lock.id, lock.key, f"{name}: {reason}")
+                log(request, HeldLock, done.lock.id, done.key, f"{name}: {reason}")
                 text = _("{}: released.") if name == "release" else _("{}: released, and its fence bumped.")
-                self.message_user(request, format_html(text, isolated(lock.key)), messages.SUCCESS)
+                self.message_user(request, format_html(text, isolated(done.key)), messages.SUCCESS)
 
     def _back(self, request: HttpRequest) -> HttpResponse:
         return HttpResponseRedirect(reverse(f"{self.admin_site.name}:{CHANGELIST}"))
@@ -208,6 +214,18 @@ def _found(wanted: str) -> tuple[Lock | None, str]:
         return find_lock(wanted), ""
     except OnceError as error:
         return None, str(error).strip()
+
+
+def _known(wanted: str) -> str:
+    """What a lock that nobody has any more reads like, as far as that is known."""
+    kind, _colon, rest = wanted.partition(":")
+    if kind == "f":
+        return readable.resource(rest)
+    digest = rest.partition(":")[0]
+    if not operate.DIGEST.fullmatch(digest) or not conf.has_fences():
+        return ""
+    entry = LedgerEntry.objects.using(conf.alias()).filter(pk=digest).first()
+    return entry.key if entry else ""
 
 
 def _entry(lock: Lock) -> LedgerEntry | None:

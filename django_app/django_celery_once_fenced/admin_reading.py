@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 else:
     _ModelAdmin = admin.ModelAdmin
 
-__all__ = ["PAGE", "ReadOnlyAdmin", "isolated", "to_the_second", "with_note", "with_task"]
+__all__ = [
+    "PAGE",
+    "ReadOnlyAdmin",
+    "identifier",
+    "isolated",
+    "moment_of",
+    "to_the_second",
+    "with_note",
+    "with_task",
+]
 
 PAGE = 100
 
@@ -46,9 +55,27 @@ def with_note(text: object, note: object) -> SafeString:
     return format_html('{}<span class="of-sub">{}</span>', text, note) if note else format_html("{}", text)
 
 
-def to_the_second(at: datetime) -> str:
+def to_the_second(at: datetime | None) -> SafeString | str:
     """In the site's time zone; Django's own formats leave the seconds out, which matter here."""
-    return date_format(localtime(at), "Y-m-d H:i:s")
+    if at is None:
+        return "-"
+    day, second = (date_format(localtime(at), part) for part in ("Y-m-d", "H:i:s"))
+    return format_html('<span class="of-nowrap">{}</span> <span class="of-nowrap">{}</span>', day, second)
+
+
+def moment_of(field: Any) -> Any:
+    """What shows a column that holds a time, on the page of one row."""
+
+    @admin.display(description=field.verbose_name)
+    def shown(row: Any) -> SafeString | str:
+        return to_the_second(getattr(row, field.name))
+
+    return shown
+
+
+def identifier(text: str | None) -> SafeString | str:
+    """A random id in a list: as much of it as tells it apart, all of it under the pointer."""
+    return format_html('<bdi class="of-id" title="{}">{}</bdi>', text, text) if text else "-"
 
 
 class ReadOnlyAdmin(_ModelAdmin):

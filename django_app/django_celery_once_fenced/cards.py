@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from django.urls import reverse
 from django.utils.http import urlencode
@@ -21,8 +22,10 @@ class Card:
     title: str
     number: int
     text: str
+    tasks: Sequence[tuple[str, str]] = ()
+    """What the number is made of: the last part of a task's name, and its share or its age."""
     url: str = ""
-    """Empty where the user may not see that page."""
+    """Where the rows are that it counts.  Empty where there are none, or the user may not see them."""
     urgent: bool = False
     """A person must decide; else a person should know."""
 
@@ -30,57 +33,77 @@ class Card:
 def cards_of(seen: Overview, user: Any, site: str) -> Sequence[Card]:
     """Most urgent first; also those with the number 0, for that is an answer too."""
 
-    def to(model: str, **query: str) -> str:
+    def to(model: str, **query: Any) -> str:
         if not user.has_perm(f"once_fenced.view_{model}"):
             return ""
         return _address(site, model, query)
 
-    overdue = seen.overdue
+    overdue, repeated = {row.name: row.oldest_age for row in seen.overdue}, seen.of_day("repeated")
+    lost, fenced_off = seen.of_day("lost"), seen.of_day("fenced_off")
     return [
-        Card(
-            title=_("In doubt"),
-            number=seen.in_doubt,
-            text=_("keys with a step that may or may not have been taken: somebody decides"),
-            url=to("indoubt"),
+        _card(
+            _("In doubt"),
+            seen.in_doubt,
+            _("keys with a step that may or may not have been taken: somebody decides"),
+            to("indoubt"),
             urgent=True,
         ),
-        Card(
-            title=_("Parked"),
-            number=seen.parked,
-            text=_("keys given up in the last 7 days, after their workers died again and again"),
-            url=to("event", kind="ledger.exhausted"),
+        _card(
+            _("Parked"),
+            seen.parked,
+            _("keys given up in the last 7 days, after their workers died again and again"),
+            to("event", kind="ledger.exhausted", when="seven"),
             urgent=True,
         ),
         Card(
             title=_("Held too long"),
             number=len(overdue),
             text=_("tasks with a hold far older than any run they had"),
-            url=to("heldlock", slot="running", **({"task": overdue[0].name} if len(overdue) == 1 else {})),
+            tasks=[(_short(task), age) for task, age in overdue.items()],
+            url=to("heldlock", state="overdue"),
             urgent=True,
         ),
-        Card(
-            title=_("Suppressed again and again"),
-            number=seen.sum("repeated"),
-            text=_(
-                "times in 24 hours that calls of one key were refused many times in a row: does it ever run?"
-            ),
-            url=to("heldlock"),
+        _card(
+            _("Suppressed again and again"),
+            repeated,
+            _("times in 24 hours that calls of one key were refused many times in a row: does it ever run?"),
+            to("heldlock", task=list(repeated)),
         ),
-        Card(
-            title=_("Leases lost"),
-            number=seen.sum("lost"),
-            text=_("runs in 24 hours that outlasted their lease, as when a worker is frozen"),
-            url=to("event", kind="fence.taken_over"),
+        _card(
+            _("Leases lost"),
+            lost,
+            _("runs in 24 hours that outlasted their lease, as when a worker is frozen"),
+            _row(lost),
         ),
-        Card(
-            title=_("Fenced off"),
-            number=seen.sum("fenced_off"),
-            text=_("late runs in 24 hours that PostgreSQL refused: nothing was written twice"),
-            url=to("event", kind="fence.taken_over"),
+        _card(
+            _("Fenced off"),
+            fenced_off,
+            _("late runs in 24 hours that PostgreSQL refused: nothing was written twice"),
+            _row(fenced_off),
         ),
     ]
 
 
-def _address(site: str, model: str, query: Mapping[str, str]) -> str:
+def _card(title: str, numbers: Mapping[str, int], text: str, url: str, *, urgent: bool = False) -> Card:
+    return Card(
+        title=title,
+        number=sum(numbers.values()),
+        text=text,
+        tasks=[(_short(task), str(number)) for task, number in numbers.items()],
+        url=url,
+        urgent=urgent,
+    )
+
+
+def _short(task: str) -> str:
+    return task.rpartition(".")[2]
+
+
+def _row(numbers: Mapping[str, int]) -> str:
+    """What left no row anywhere is only counted: the first of its tasks on this page."""
+    return f"#of-task-{quote(next(iter(numbers)))}" if numbers else ""
+
+
+def _address(site: str, model: str, query: Mapping[str, Any]) -> str:
     address = reverse(f"{site}:once_fenced_{model}_changelist")
-    return f"{address}?{urlencode(query)}" if query else address
+    return f"{address}?{urlencode(query, doseq=True)}" if query else address

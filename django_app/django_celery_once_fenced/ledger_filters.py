@@ -15,18 +15,20 @@ from celery_once_fenced import runtime
 from celery_once_fenced.errors import OnceError
 from django_celery_once_fenced import tiers
 from django_celery_once_fenced.records import KINDS
+from django_celery_once_fenced.templatetags.once_fenced import breakable
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
     from django.http import HttpRequest
 
-__all__ = ["WINDOW", "AttemptsFilter", "KindFilter", "TaskFilter", "WhenFilter", "cut", "of_when"]
+__all__ = ["WINDOW", "AtFilter", "AttemptsFilter", "KindFilter", "TaskFilter", "WhenFilter", "cut", "of_when"]
 
 WINDOW = 100_000
 """Dedup records, the newest, among which a filter without an index looks."""
 RANGES: dict[str, tuple[Any, timedelta | None, timedelta | None]] = {
     "hour": (_("in the last hour"), None, timedelta(hours=1)),
     "day": (_("in the last 24 hours"), None, timedelta(days=1)),
+    "seven": (_("in the last 7 days"), None, timedelta(days=7)),
     "week": (_("1 to 7 days ago"), timedelta(days=1), timedelta(days=7)),
     "month": (_("7 to 30 days ago"), timedelta(days=7), timedelta(days=30)),
     "older": (_("longer ago"), timedelta(days=30), None),
@@ -58,7 +60,7 @@ class TaskFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> Iterable[tuple[str, str]]:
         return [
-            (name, name)
+            (name, breakable(name))
             for name in sorted({*tiers.tasks_of("correctness"), *_counted(), self.value() or ""} - {""})
         ]
 
@@ -82,22 +84,28 @@ class WhenFilter(admin.SimpleListFilter):
 
     title = _("started")
     parameter_name = "when"
+    column = "started_at"
 
     def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> Iterable[tuple[str, Any]]:
         return [(name, title) for name, (title, _youngest, _oldest) in RANGES.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return of_when(queryset, self.value() or "")
+        return of_when(queryset, self.value() or "", self.column)
 
 
-def of_when(queryset: QuerySet[Any], name: str) -> QuerySet[Any]:
+class AtFilter(WhenFilter):
+    title = _("time")
+    column = "at"
+
+
+def of_when(queryset: QuerySet[Any], name: str, column: str = "started_at") -> QuerySet[Any]:
     """What was started in a range of ``RANGES``; everything, where it is none of these."""
     if name not in RANGES:
         return queryset
     _title, youngest, oldest = RANGES[name]
     now = timezone.now()
-    found = queryset if youngest is None else queryset.filter(started_at__lte=now - youngest)
-    return found if oldest is None else found.filter(started_at__gt=now - oldest)
+    found = queryset if youngest is None else queryset.filter(**{f"{column}__lte": now - youngest})
+    return found if oldest is None else found.filter(**{f"{column}__gt": now - oldest})
 
 
 class AttemptsFilter(admin.SimpleListFilter):

@@ -18,11 +18,12 @@ from django.utils.translation import gettext_lazy
 from celery_once_fenced import runtime
 from celery_once_fenced.errors import OnceError
 from celery_once_fenced.events import emit
+from django_celery_once_fenced import readable
 from django_celery_once_fenced.lock_list import find_lock, leases_of
-from django_celery_once_fenced.locks import Lock, parse_seen
+from django_celery_once_fenced.locks import Lock, Seen
 from django_celery_once_fenced.records import note_released
 
-__all__ = ["ACTIONS", "Action", "Name", "Plan", "Planned", "plan", "release"]
+__all__ = ["ACTIONS", "Action", "Done", "Name", "Plan", "Planned", "no_fence", "offered", "plan", "release"]
 
 Name = Literal["release", "bump"]
 
@@ -46,6 +47,25 @@ ACTIONS: dict[Name, Action] = {
 }
 
 
+def offered(lock: Lock, allowed: Iterable[Name]) -> list[tuple[Name, Any]]:
+    """The actions that can be done to a lock, of those that somebody may take: name and what its button says."""
+    return [(name, ACTIONS[name].button) for name in allowed if name != "bump" or not no_fence(lock)]
+
+
+def no_fence(lock: Lock) -> str:
+    """Why a lock has no fence to bump; empty where it has one."""
+    if lock.slot == "fence":
+        return ""
+    if lock.slot == "queued":
+        return _("It has no fence to bump: a fence is taken when a run begins.")
+    if lock.tier == "correctness":
+        return _("It has no fence to bump at this moment; without one it can commit nothing.")
+    return _(
+        "It has no fence to bump: in the efficiency tier nothing checks who writes, so after a release two runs "
+        "may overlap."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """One lock, and in words what will happen to it; ``lock`` is None where it is not the page's holder's any more."""
@@ -55,6 +75,7 @@ class Planned:
     shown: str
     """The key, or where nobody has it what is known of it."""
     effect: str
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +93,24 @@ def plan(name: Name, seen: Iterable[str]) -> Plan:
 
 
 def _planned(name: Name, seen: str) -> Planned:
-    holder, wanted = parse_seen(seen)
-    lock = find_lock(wanted)
+    shown = Seen.parse(seen)
+    lock = find_lock(shown.id)
     if lock is None:
-        return Planned(seen, None, wanted, _("Nothing: nobody holds it any more."))
-    if lock.holder != holder:
-        return Planned(seen, None, lock.key, _("Nothing: another holds it by now than the page showed."))
-    return Planned(seen, lock, lock.key, _effect(name, lock))
+        return Planned(seen, None, shown.key, _("Nothing: nobody holds it any more."))
+    if lock.holder != shown.holder:
+        other = _("Nothing: another holds it by now than the page showed.")
+        return Planned(seen, None, lock.key, other, lock.task)
+    if name == "bump" and (why := no_fence(lock)):
+        return Planned(seen, None, lock.key, _("Nothing. %(why)s") % {"why": why}, lock.task)
+    return Planned(seen, lock, lock.key, _effect(name, lock), lock.task)
 
 
 def _effect(name: Name, lock: Lock) -> str:
-    given = {"id": lock.task_id or "-", "token": lock.token, "resource": lock.resource}
+    given = {
+        "id": lock.task_id or "-",
+        "token": lock.token,
+        "resource": readable.short(lock.resource_text, lock.task),
+    }
     if lock.slot == "queued":
         return (
             _(
@@ -115,17 +143,26 @@ def _effect(name: Name, lock: Lock) -> str:
     )
 
 
-def release(name: Name, seen: str, *, actor: str, reason: str) -> Lock | None:
-    """Do it; the lock that was freed, or None where the holder is no longer the one that was seen.
+@dataclass(frozen=True, slots=True)
+class Done:
+    lock: Lock | None
+    """None where nothing was done."""
+    key: str
+    why: str = ""
+    """Nothing was done, in words."""
 
-    Raises ``OnceError`` where a store is down.
-    """
-    holder, wanted = parse_seen(seen)
-    lock = find_lock(wanted)
-    if lock is None or lock.holder != holder:
-        return None
-    freed = _fence(name, lock, actor, reason) if lock.slot == "fence" else _lease(lock, actor, reason)
-    return lock if freed else None
+
+def release(name: Name, seen: str, *, actor: str, reason: str) -> Done:
+    """Do it, where the holder is still the one that was seen.  Raises ``OnceError`` where a store is down."""
+    shown = Seen.parse(seen)
+    lock = find_lock(shown.id)
+    if lock is None or lock.holder != shown.holder:
+        return Done(None, shown.key, _("Its holder is no longer the one that the page showed."))
+    if name == "bump" and (why := no_fence(lock)):
+        return Done(None, lock.key, why)
+    if _fence(name, lock, actor, reason) if lock.slot == "fence" else _lease(lock, actor, reason):
+        return Done(lock, lock.key)
+    return Done(None, lock.key, _("Its holder is no longer the one that the page showed."))
 
 
 def _lease(lock: Lock, actor: str, reason: str) -> bool:

@@ -6,11 +6,12 @@ fence: it is one lock, and the fence is what decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from celery_once_fenced import operate, runtime
+from celery_once_fenced import audit, operate, runtime
 from celery_once_fenced.errors import OnceError
 from celery_once_fenced.stores import Cursor, HoldPage, HoldQuery, Listed
 from celery_once_fenced.stores.listing import search
@@ -28,16 +29,20 @@ State = Literal["", "held", "lapsed", "waiting"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockQuery:
     text: str = ""
-    task: str = ""
+    tasks: frozenset[str] = frozenset()
+    """Any of them; empty: any at all."""
     tier: str = ""
     slot: str = ""
     """``queued``, ``running``, ``fence``."""
     state: str = ""
-    """``held``: its lease runs; ``lapsed``: it does not, and nobody has taken over; ``waiting``: others wait for it."""
+    """``held``: its lease runs; ``lapsed``: it does not, and nobody has taken over; ``waiting``: others wait for it;
+    ``overdue``: held since before ``before``."""
     worker: str = ""
+    before: Mapping[str, float] = field(default_factory=dict)
+    """By task, the moment (unix time) before which a run must have begun to be overdue."""
 
     def __bool__(self) -> bool:
-        return any((self.text, self.task, self.tier, self.slot, self.state, self.worker))
+        return any((self.text, self.tasks, self.tier, self.slot, self.state, self.worker))
 
     @property
     def of_leases(self) -> HoldQuery | None:
@@ -45,11 +50,12 @@ class LockQuery:
         if self.slot == "fence" or self.state == "lapsed":
             return None
         tasks = tiers.tasks_of(self.tier) if self.tier else None
-        if self.task:
-            tasks = frozenset({self.task}) & (tasks if tasks is not None else {self.task})
+        if self.tasks:
+            tasks = self.tasks if tasks is None else self.tasks & tasks
         return HoldQuery(
             slot="q" if self.slot == "queued" else "r" if self.slot == "running" else "",
             tasks=tasks,
+            before=self.before if self.state == "overdue" else None,
             worker=self.worker,
             text=self.text,
             waited=self.state == "waiting",
@@ -63,15 +69,21 @@ class LockQuery:
             any(text in part.lower() for part in shown) or lock.holder == text or lock.digest.startswith(text)
         ) and all(
             (
-                self.task in ("", lock.task),
+                not self.tasks or lock.task in self.tasks,
                 self.tier in ("", lock.tier),
                 self.slot in ("", lock.slot, "running"),
                 self.slot != "queued",
                 self.worker in ("", lock.worker),
-                self.state in ("", "lapsed" if lock.lapsed else "held")
-                or bool(self.state == "waiting" and lock.waiting),
+                self._is_in_state(lock),
             )
         )
+
+    def _is_in_state(self, lock: Lock) -> bool:
+        if self.state == "waiting":
+            return bool(lock.waiting)
+        if self.state == "overdue":
+            return lock.since is not None and lock.since.timestamp() < self.before.get(lock.task, 0.0)
+        return self.state in ("", "lapsed" if lock.lapsed else "held")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +107,7 @@ def lock_page(
     query: LockQuery, cursor: Cursor | None = None, *, back: bool = False, size: int = SIZE
 ) -> LockPage:
     """The locks after the cursor, or before it; soonest to lapse first.  Never raises for a store that is down."""
-    fences = held_fences()
+    query, fences = _with_limits(query), held_fences()
     leases, problem = _leases(query.of_leases, size, cursor, back=back)
     merged = _Merged(
         [of_fence(fence) for fence in fences.fences], leases, query, cursor, back=back, size=size
@@ -112,6 +124,19 @@ def lock_page(
         note=fences.note,
         problems=[text for text in (problem, fences.problem) if text],
     )
+
+
+def _with_limits(query: LockQuery) -> LockQuery:
+    """What is overdue depends on how long the runs of a task were."""
+    if query.state != "overdue":
+        return query
+    try:
+        stats = runtime.current().readings.stats()
+    except OnceError:
+        return query  # asking for the leases says so, too
+    limits = {task: audit.overdue_after(counters) for task, counters in stats.items()}
+    now = time.time()
+    return replace(query, before={task: now - limit for task, limit in limits.items() if limit is not None})
 
 
 def _leases(query: HoldQuery | None, size: int, cursor: Cursor | None, *, back: bool) -> tuple[HoldPage, str]:

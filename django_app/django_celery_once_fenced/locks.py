@@ -14,13 +14,13 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from celery_once_fenced.stores import Cursor, Hold, Listed
-from django_celery_once_fenced import tiers
+from django_celery_once_fenced import readable, tiers
 from django_celery_once_fenced.spans import lasting, moment
 
 if TYPE_CHECKING:
     from django_celery_once_fenced.models import Fence
 
-__all__ = ["Lock", "of_fence", "of_hold"]
+__all__ = ["Lock", "Seen", "of_fence", "of_hold"]
 
 _SLOTS = {"queued": _("queued"), "running": _("running"), "fence": _("fenced")}
 _SENTENCES = {
@@ -71,8 +71,8 @@ class Lock:
 
     @property
     def seen(self) -> str:
-        """Its holder and its id in one word: what a page showed, for an action to compare with."""
-        return f"{quote(self.holder, safe='')}~{self.id}"
+        """What a page showed of it in one word, for an action to compare with: see ``Seen``."""
+        return "|".join(quote(part, safe="") for part in (self.holder, self.id, self.key))
 
     @property
     def tier(self) -> str:
@@ -85,6 +85,10 @@ class Lock:
     @property
     def slot_name(self) -> Any:
         return _SLOTS[self.slot]
+
+    @property
+    def resource_text(self) -> str:
+        return readable.resource(self.resource)
 
     @property
     def lapsed(self) -> bool:
@@ -109,7 +113,7 @@ class Lock:
             "worker": self.worker or "-",
             "left": self.lease_left,
             "token": self.token,
-            "resource": self.resource,
+            "resource": readable.short(self.resource_text, self.task),
         }
         return f"{sentence} {_WAITING % {'count': self.waiting}}" if self.waiting else str(sentence)
 
@@ -117,10 +121,19 @@ class Lock:
         return self.key
 
 
-def parse_seen(text: str) -> tuple[str, str]:
-    """Holder and id of ``Lock.seen``."""
-    holder, _separator, found = text.partition("~")
-    return unquote(holder), found
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A lock as a page showed it.  Only holder and id decide; the key is for people, and may be anybody's text."""
+
+    holder: str
+    id: str
+    key: str
+
+    @classmethod
+    def parse(cls, text: str) -> Seen:
+        holder, _bar, rest = text.partition("|")
+        found, _bar, key = rest.partition("|")
+        return cls(unquote(holder), unquote(found), unquote(key) or unquote(found))
 
 
 def of_hold(listed: Listed) -> Lock:
@@ -145,7 +158,7 @@ def of_fence(fence: Fence) -> Lock:
     """``fence`` is held or has lapsed."""
     until = fence.expires_at or datetime.now(UTC)
     return Lock(
-        key=fence.key or fence.resource,
+        key=fence.key or readable.resource(fence.resource),
         task=fence.task_name or "",
         slot="fence",
         holder=fence.holder or "",

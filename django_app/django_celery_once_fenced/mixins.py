@@ -11,7 +11,7 @@ from django.template.loader import render_to_string
 from django.utils.translation import gettext_lazy as _
 
 from celery_once_fenced.errors import OnceError
-from django_celery_once_fenced.lock_actions import ACTIONS
+from django_celery_once_fenced.lock_actions import ACTIONS, offered
 from django_celery_once_fenced.lock_list import locks_reading
 from django_celery_once_fenced.objects import texts_of
 
@@ -81,16 +81,12 @@ class HeldLocksMixin(_ModelAdmin):
             (locks, whole), problem = locks_reading(texts_of(self.held_lock_keys, found)), ""
         except OnceError as error:
             locks, whole, problem = [], True, str(error).strip()
-        actions = [
-            (name, action.button)
-            for name, action in ACTIONS.items()
-            if request.user.has_perm(action.permission)
-        ]
+        allowed = [name for name, action in ACTIONS.items() if request.user.has_perm(action.permission)]
         context = {
-            "locks": locks,
+            "locks": [(lock, offered(lock, allowed)) for lock in locks],
             "whole": whole,
             "problem": problem,
-            "actions": actions,
+            "may_act": bool(allowed),
             "action_checkbox_name": ACTION_CHECKBOX_NAME,
             "site": self.admin_site.name,
         }

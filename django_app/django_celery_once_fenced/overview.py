@@ -129,23 +129,27 @@ class Takeover:
 class Overview:
     rows: Sequence[TaskRow] = ()
     takeovers: Sequence[Takeover] = ()
-    parked: int = 0
-    """Keys that were given up after too many takeovers, in the last seven days."""
+    parked: Mapping[str, int] = field(default_factory=dict)
+    """By task, keys that were given up after too many takeovers, in the last seven days."""
     whole: bool = True
     """All holds were counted."""
     problems: Sequence[str] = field(default_factory=list)
 
-    def sum(self, name: str) -> int:
-        """A counter of the last 24 hours, of all tasks."""
-        return sum(sum(row.hours.get(name, ())) for row in self.rows)
+    def of_day(self, name: str) -> dict[str, int]:
+        """A counter of the last 24 hours, by task; without the tasks that have none."""
+        return _some({row.name: sum(row.hours.get(name, ())) for row in self.rows})
 
     @property
-    def in_doubt(self) -> int:
-        return sum(row.in_doubt for row in self.rows)
+    def in_doubt(self) -> dict[str, int]:
+        return _some({row.name: row.in_doubt for row in self.rows})
 
     @property
     def overdue(self) -> list[TaskRow]:
         return [row for row in self.rows if row.overdue]
+
+
+def _some(numbers: Mapping[str, int]) -> dict[str, int]:
+    return {name: number for name, number in numbers.items() if number}
 
 
 def overview() -> Overview:
@@ -198,7 +202,7 @@ def _leases() -> _Leases:
 class _Ledger:
     in_doubt: Counter[str] = field(default_factory=Counter)
     taken_over: Counter[str] = field(default_factory=Counter)
-    parked: int = 0
+    parked: Counter[str] = field(default_factory=Counter)
     takeovers: Sequence[Takeover] = ()
 
 
@@ -222,7 +226,11 @@ def _ledger() -> _Ledger:
         return _Ledger(
             _counted(doubtful.values_list("task_name").annotate(number=Count("pk"))),
             _counted(taken_over.values_list("task_name").annotate(number=Count("pk"))),
-            recent.filter(kind="ledger.exhausted", at__gt=since).count(),
+            _counted(
+                recent.filter(kind="ledger.exhausted", at__gt=since)
+                .values_list("task_name")
+                .annotate(number=Count("pk"))
+            ),
             _with_entries(taken_over.order_by("-id")[:TAKEOVERS]),
         )
 

@@ -44,6 +44,7 @@ def note_released(lock: Lock, actor: str, reason: str) -> None:
         Event(
             at=timezone.now(),
             kind=RELEASED,
+            resource=lock.resource or lock.key,
             key_digest=lock.digest or None,
             task_name=lock.task or None,
             old_task_id=lock.task_id or None,

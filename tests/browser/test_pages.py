@@ -82,7 +82,12 @@ def test_cards_lead_to_what_they_count(calm: Shop, visit: Visit) -> None:
     ada.follow(ada.open("overview/").locator("a.of-card", has_text="In doubt"))
     assert "charge:39" in ada.page.locator("#result_list").inner_text()
     ada.follow(ada.open("overview/").locator("a.of-card", has_text="Held too long"))
-    assert "feed_id=99" in ada.page.locator("#result_list").inner_text()
+    (late,) = ada.page.locator("#result_list tbody tr").all_inner_texts()
+    assert "feed_id=99" in late
+    ada.follow(ada.open("overview/").locator("a.of-card", has_text="Suppressed again"))
+    assert all("refresh_feed" in row for row in ada.page.locator("#result_list tbody tr").all_inner_texts())
+    ada.open("overview/").locator("a.of-card", has_text="Fenced off").click()
+    assert "post_entry" in ada.page.locator(".of-tasks tbody:target").inner_text()
 
 
 def test_the_drawings_are_told_to_who_does_not_see_them(calm: Shop, visit: Visit) -> None:
@@ -215,7 +220,7 @@ def test_records_are_filtered_and_forgotten(night: Shop, visit: Visit) -> None:
 def test_prune_shows_what_is_due_first(night: Shop, visit: Visit) -> None:
     ada = visit("ada")
     ada.follow(ada.open("ledgerentry/").get_by_role("link", name="Prune…"))
-    assert "0 rows are due" in ada.page.locator(".of-explanation").inner_text()
+    assert "Nothing is due" in ada.page.locator(".of-explanation").inner_text()
     ada.keep("prune")
     ada.follow(ada.page.get_by_role("button", name="Prune"))
     assert "Pruned: 0 dedup records" in ada.page.locator(".messagelist").inner_text()

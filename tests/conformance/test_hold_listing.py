@@ -159,6 +159,10 @@ QUERIES = {
     "nothing": (HoldQuery(text="zzz"), set()),
     "one of two texts": (HoldQuery(text="FEED:1\npost:1|%"), {"feed:1", "post:1|%"}),
     "a text or a holder": (HoldQuery(text="zzz\nh feed:2"), {"feed:2"}),
+    "older than now": (HoldQuery(before={"shop.feed": 4e9, "shop|post": 4e9}), {"feed:1"}),
+    "older than long ago": (HoldQuery(before={"shop.feed": 1e9, "shop.other": 1e9}), set()),
+    "older of another task": (HoldQuery(before={"shop.feed": 4e9}, tasks=frozenset({"shop.other"})), set()),
+    "older of no task": (HoldQuery(before={}, tasks=frozenset({"shop.feed"})), set()),
     "two texts in none": (HoldQuery(text="zzz\nyyy"), set()),
 }
 

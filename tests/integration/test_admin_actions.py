@@ -118,6 +118,53 @@ def test_a_fence_with_another_holder_than_the_page_showed_is_left_alone(
     assert ledger.renew(heir) == ["renewed"]
 
 
+@pytest.mark.parametrize(
+    ("slot", "why"),
+    [("q", "a fence is taken when a run begins"), ("r", "after a release two runs may overlap")],
+)
+def test_a_lease_without_a_fence_is_not_bumped_and_the_page_says_why(
+    releaser: Client, leases: Any, slot: str, why: str
+) -> None:
+    digest = queued(leases, "feed:1") if slot == "q" else running(leases, "feed:1").key.digest
+    page = releaser.get(f"{LOCKS}{quote(f'{slot}:{digest}')}/change/").text
+    assert re.findall(r'name="action" value="(\w+)"', page) == ["release"]
+    assert why in page
+    asked = ask(releaser, "bump", *shown(releaser))
+    assert why in asked
+    assert 'name="confirmed"' not in asked
+    forced = {"_selected_action": shown(releaser), "confirmed": "1", "reason": "because"}
+    assert why in releaser.post(f"{LOCKS}ask/bump/", forced, follow=True).text
+    assert [hold.slot for hold in leases.look(digest)] == [slot]
+    assert LogEntry.objects.count() == 0
+
+
+def test_a_fence_has_both_actions(releaser: Client, ledger: Ledger) -> None:
+    """The control of the one above."""
+    ledger.hold(operation("post:1", "account:7"))
+    page = releaser.get(f"{LOCKS}{quote('f:account:7')}/change/").text
+    assert re.findall(r'name="action" value="(\w+)"', page) == ["release", "bump"]
+    assert "no fence to bump" not in page
+
+
+def test_what_nobody_holds_any_more_is_named_by_its_key(releaser: Client, leases: Any) -> None:
+    old = running(leases, "feed:1")
+    asked = ask(releaser, "release", *shown(releaser))
+    release_by_its_holder(leases, old)
+    for text in (confirm(releaser, asked).text, ask(releaser, "release", *seen_in(asked))):
+        assert re.search(r"feed:(<wbr>)?1", text)
+        assert old.key.digest not in re.sub(r'value="[^"]*"', "", text)
+
+
+def test_an_event_of_a_lease_is_named_by_its_key(
+    client_of: Callable[..., Client], releaser: Client, leases: Any
+) -> None:
+    digest = queued(leases, "feed:1")
+    confirm(releaser, ask(releaser, "release", *shown(releaser)))
+    events = client_of("view_event").get("/admin/once_fenced/event/").text
+    assert "feed:<wbr>1" in events
+    assert digest not in events
+
+
 def test_a_twin_guard_is_released_by_its_own_name(releaser: Client, leases: Any) -> None:
     running(leases, "feed:1", slot="d" * 32)
     confirm(releaser, ask(releaser, "release", *shown(releaser)))
@@ -147,7 +194,7 @@ def test_no_other_action_does_anything(releaser: Client, leases: Any, action: st
     assert leases.look(digest)
 
 
-@pytest.mark.parametrize("seen", ["", "~", "x", "~q:", "h~r:zz", "h~f:", "%~q:%00", "a~b~c"])
+@pytest.mark.parametrize("seen", ["", "|", "x", "|q%3A", "h|r%3Azz", "h|f%3A", "%|q%3A%00", "a|b|c"])
 def test_nonsense_is_nobodys_lock(releaser: Client, leases: Any, seen: str) -> None:
     asked = ask(releaser, "release", seen)
     assert "nobody holds it any more" in asked
@@ -232,7 +279,7 @@ def test_a_running_key_is_not_forgotten(keeper: Client, ledger: Ledger) -> None:
     asked = keeper.post(RECORDS, {"action": "forget", "_selected_action": [held.operation.digest.hex()]}).text
     assert "Nothing: it is running." in asked
     answer = keeper.post(RECORDS, {**hidden(asked), "forget": "1", "reason": "x"}, follow=True)
-    assert "1 not forgotten" in answer.text
+    assert ": not forgotten." in answer.text
     assert LedgerEntry.objects.count() == 1
 
 
@@ -243,7 +290,7 @@ def test_another_attempt_than_the_page_showed_is_not_forgotten(keeper: Client, l
     asked = keeper.post(RECORDS, {"action": "forget", "_selected_action": [op.digest.hex()]}).text
     ledger.run(ledger.hold(op))
     answer = keeper.post(RECORDS, {**hidden(asked), "forget": "1", "reason": "x"}, follow=True)
-    assert "1 not forgotten" in answer.text
+    assert ": not forgotten." in answer.text
     assert LedgerEntry.objects.count() == 1
 
 
@@ -259,6 +306,17 @@ def test_prune_says_how_much_is_due_and_deletes_only_that(keeper: Client, ledger
     assert "Pruned: 3 dedup records" in answer.text
     assert [entry.key for entry in LedgerEntry.objects.all()] == ["kept"]
     assert Event.objects.get(kind="ledger.pruned").actor == LogEntry.objects.get().user.username
+
+
+def test_the_page_of_a_record_offers_to_forget_it_unless_it_runs(keeper: Client, ledger: Ledger) -> None:
+    done, held = operation("post:1"), operation("post:2")
+    ledger.run(ledger.hold(done))
+    ledger.hold(held)
+    offers = [
+        re.findall(r'name="action" value="(\w+)"', keeper.get(f"{RECORDS}{op.digest.hex()}/change/").text)
+        for op in (done, held)
+    ]
+    assert offers == [["forget"], []]
 
 
 def test_who_may_only_look_forgets_and_prunes_nothing(
@@ -298,7 +356,7 @@ def test_an_object_shows_its_locks_with_the_same_actions(releaser: Client, lease
     queued(leases, f"shop.tasks.charge:charge:{order.pk}1")
     page = releaser.get(f"/admin/shop/order/{order.pk}/change/").text
     assert f"heldlock/{quote('q:' + digest)}/change/" in page
-    assert page.count("formaction=") == 2  # one lock, two actions
+    assert page.count("formaction=") == 1  # one lock, and no fence to bump
     (address, seen) = re.findall(
         r'formaction="([^"]*release/)" name="_selected_action" value="([^"]*)"', page
     )[0]
@@ -353,6 +411,10 @@ def hidden(page: str) -> dict[str, list[str]]:
     for name, value in re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page):
         found.setdefault(name, []).append(unescape(value))
     return found
+
+
+def seen_in(page: str) -> list[str]:
+    return hidden(page)["_selected_action"]
 
 
 def confirm(client: Client, page: str, reason: str = "because") -> Any:

@@ -229,6 +229,16 @@ def test_falsy_result_is_a_result(resolver: Client, in_doubt: Callable[..., Held
     assert LedgerEntry.objects.get(pk=pk(held)).result == "0"
 
 
+def test_the_page_of_a_record_leads_to_the_question(resolver: Client, in_doubt: Callable[..., Held]) -> None:
+    held = in_doubt()
+    page = resolver.get(f"{PAGE}{pk(held)}/change/").text
+    (address,) = re.findall(r'<form method="post" action="([^"]*)" class="of-actions">', page)
+    (action,) = re.findall(r'name="action" value="(\w+)"', page)
+    asked_for = resolver.post(address, {"action": action, "_selected_action": pk(held)}).text
+    assert "What nobody knows" in asked_for
+    assert state(held) == "in_doubt"
+
+
 # --- too late ---------------------------------------------------------------------------------------------------------
 
 
@@ -237,7 +247,7 @@ def test_second_decision_is_refused_and_said_so(resolver: Client, in_doubt: Call
     page = asked(resolver, held)
     decide(resolver, held, outcome="failed", reason="first")
     late = decide(resolver, held, page=page, outcome="again", reason="second")
-    assert "1 not resolved: in doubt no more" in late.text
+    assert f"{held.operation.key}</bdi>: not resolved. It is in doubt no more" in late.text
     assert state(held) == "failed"
     assert LogEntry.objects.count() == 1
 
@@ -258,7 +268,7 @@ def test_decision_about_an_earlier_attempt_is_refused(
 def test_what_was_never_in_doubt_is_not_decided(resolver: Client, selected: str) -> None:
     given = {"action": "resolve", "_selected_action": selected, "seen": "x", "resolve": "Resolve"}
     page = resolver.post(PAGE, {**given, "outcome": "failed", "reason": "x"}, follow=True)
-    assert "1 not resolved" in page.text
+    assert ": not resolved." in page.text
 
 
 def test_database_that_is_away_is_said_so(

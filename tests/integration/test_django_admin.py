@@ -304,6 +304,90 @@ def test_the_page_of_one_lock_takes_a_fixed_number_of_queries(admin: Client) -> 
     assert len(queries) <= 10
 
 
+# --- the cards of the overview ----------------------------------------------------------------------------------------
+
+
+def cards(text: str) -> dict[str, tuple[int, str]]:
+    """Number and address by title."""
+    found = re.findall(
+        r'<(?:a href="([^"]*)"|div) class="of-card[^>]*>\s*<span[^>]*>(\d+)</span>\s*<strong>(.*?)</strong>',
+        text,
+    )
+    return {title: (int(number), unescape(address)) for address, number, title in found}
+
+
+def test_a_card_leads_to_exactly_the_rows_it_counts(admin: Client) -> None:
+    for number in range(2):
+        entry(key=f"charge:{number + 1}", state="in_doubt")
+    entry(key="post:1")
+    exhausted = {"kind": "ledger.exhausted", "task_name": "shop.post"}
+    for age in (1, 2, 3, 8):
+        Event.objects.create(at=timezone.now() - timedelta(days=age), **exhausted)
+    Event.objects.create(at=timezone.now(), kind="fence.taken_over")
+    shown_cards = cards(shown(admin, "overview"))
+    for title, expected in (("In doubt", 2), ("Parked", 3)):
+        number, address = shown_cards[title]
+        rows = re.findall(r'name="_selected_action"|class="field-when"', admin.get(address).text)
+        assert (number, len(rows)) == (expected, expected)
+
+
+def test_a_card_names_the_tasks_that_its_number_is_made_of(admin: Client, leases: Any) -> None:
+    for task, times in (("shop.feed", 2), ("shop.post", 3)):
+        leases.count(key_of("feed:1").digest, task, "repeated", times)
+        leases.count(key_of("feed:1").digest, task, "fenced_off", times)
+    text = shown(admin, "overview")
+    for part in ("<bdi>feed</bdi> <b>2</b>", "<bdi>post</bdi> <b>3</b>"):
+        assert part in text
+    number, address = cards(text)["Suppressed again and again"]
+    assert (number, address.partition("?")[2]) == (5, "task=shop.feed&task=shop.post")
+    queue(leases, "feed:1", "task-1")
+    queue(leases, "other:1", "task-2", task="shop.other")
+    assert keys_of(admin.get(address).text) == {"feed:1"}
+    number, address = cards(text)["Fenced off"]
+    assert f'id="{address.removeprefix("#")}"' in text
+
+
+def test_numbers_of_a_task_lead_to_its_rows_for_those_who_may_see_them(
+    client_of: Callable[..., Client], leases: Any
+) -> None:
+    queue(leases, "feed:1", "task-1")
+    queue(leases, "other:1", "task-2", task="shop.other")
+    may, may_not = client_of("view_overview", "view_heldlock"), client_of("view_overview")
+    address = "/admin/once_fenced/heldlock/?task=shop.feed&amp;slot=queued"
+    assert address in may.get(PAGES["overview"]).text
+    assert "heldlock/?" not in may_not.get(PAGES["overview"]).text
+    assert keys_of(may.get(unescape(address)).text) == {"feed:1"}
+
+
+# --- what is read by people -------------------------------------------------------------------------------------------
+
+
+def test_events_and_records_are_read_without_digests_and_json(admin: Client) -> None:
+    own = "post:9#" + "ab" * 32
+    error = '{"type": "shop.errors.CardDeclined", "message": "no f\\u00fcnds"}'
+    row = entry(key="post:9", resource=own, error=error, result=None, state="failed")
+    detail = '{"effect": "gateway", "state": "done", "result": "\\"re_1\\"", "error": null}'
+    Event.objects.create(at=timezone.now(), kind="effect.late_outcome", key_digest=row.pk, detail=detail)
+    resolved = '{"state": "succeeded", "reason": "in the books"}'
+    Event.objects.create(at=timezone.now(), kind="ledger.resolved", resource=own, detail=resolved)
+    events, records = shown(admin, "event"), shown(admin, "ledgerentry")
+    assert events.count("post:<wbr>9</bdi>") == 2
+    for part in (escape('gateway: done, "re_1"'), "succeeded: in the books"):
+        assert part in events
+    assert "CardDeclined: no fünds" in records
+    for text in (events, records, admin.get(f"{PAGES['ledgerentry']}{row.pk}/change/").text):
+        assert "&quot;type&quot;" not in text
+        assert "&quot;state&quot;" not in text
+    assert "ab" * 32 not in events
+
+
+def test_a_fence_is_read_without_the_digest_of_its_key(admin: Client) -> None:
+    resource = "post:9#" + "ab" * 32
+    fence(resource=resource, key="post:9")
+    text = lock_page(admin, f"f:{resource}")
+    assert "may write to post:9 with token 7" in text
+
+
 # --- large tables ----------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
 -- Holds of a bucket that a page wants, beside a cursor in the order of the index (E19: no KEYS, no SCAN).
 --
 -- ARGV  1 "next" or "prev"  2 score and 3 member of the cursor, "" = from the end  4 how many holds, at most
---       5 how many members to look at, at most  6 slot, or ""  7 tasks, one per line, or ""  8 worker, or ""
+--       5 how many members to look at, at most  6 slot, or ""
+--       7 tasks, one per line, or "": "task", or "task|microseconds" before which a running hold must have begun
+--       8 worker, or ""
 --       9 lower-case texts, one per line, or "": one of them key, task, task id or worker has in it, or it is the
 --         holder, or the beginning of the digest
 --       10 "1": with waiters only
@@ -24,8 +26,9 @@ for needle in ARGV[9]:gmatch('[^\n]+') do
 end
 
 local tasks = ARGV[7] ~= '' and {} or nil
-for task in ARGV[7]:gmatch('[^\n]+') do
-  tasks[task] = true
+for line in ARGV[7]:gmatch('[^\n]+') do
+  local task, before = line:match('^([^|]*)|?(%d*)$')
+  tasks[task or line] = before or ''
 end
 
 -- The rank that follows the cursor.  Where its member has gone, that of its score: what shares it is met again.
@@ -97,6 +100,12 @@ local function may_match(members, values)
     and (#needles == 0 or has(text) or has_one(table.concat(members, '\n')))
 end
 
+-- Whether a hold runs for long enough, where that is asked.
+local function is_old(task, since)
+  local before = tasks and tasks[task] or ''
+  return before == '' or (since and (#since < #before or (#since == #before and since < before)))
+end
+
 -- Whether a needle names a hold: its holder, or the beginning of its digest.
 local function is_named(holder, digest)
   for _, needle in ipairs(needles) do
@@ -113,14 +122,14 @@ local function matches(entry, value)
     return false
   end
   local slot, _, digest, task = entry:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
-  local holder, task_id, _, _, worker, named, text
+  local holder, task_id, _, since, worker, named, text
   if slot == 'r' then
-    holder, task_id, _, _, worker, named, text = value:match(LAYOUT.r)
+    holder, task_id, _, since, worker, named, text = value:match(LAYOUT.r)
   elseif slot then
     holder, task_id, _, named, text = value:match(LAYOUT.q)
     worker = ''
   end
-  if not holder or named ~= task or (worker_wanted ~= '' and worker ~= worker_wanted) then
+  if not holder or named ~= task or not is_old(task, since) or (worker_wanted ~= '' and worker ~= worker_wanted) then
     return false
   end
   return #needles == 0 or has(text) or has(task) or has(task_id) or has(worker) or is_named(holder, digest)

@@ -9,7 +9,10 @@ from django import template
 from django.contrib.admin.utils import quote
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import conditional_escape
+from django.utils.http import urlencode
 from django.utils.safestring import SafeString, mark_safe
+
+from django_celery_once_fenced import readable, spans
 
 if TYPE_CHECKING:
     from django_celery_once_fenced.locks import Lock
@@ -37,6 +40,15 @@ def lock_url(context: Any, lock: Lock) -> str:
     return found
 
 
+@register.simple_tag(takes_context=True)
+def rows_url(context: Any, model: str, **query: str) -> str:
+    """The address of a list, filtered; empty where the user may not see it."""
+    address = (
+        page_url(context, model) if context["request"].user.has_perm(f"once_fenced.view_{model}") else ""
+    )
+    return f"{address}?{urlencode(query)}" if address else ""
+
+
 @register.filter
 def breakable(text: Any) -> SafeString:
     """A dotted or divided name that may be broken after a dot, a colon or an underscore, and nowhere else if it can help it."""
@@ -46,7 +58,25 @@ def breakable(text: Any) -> SafeString:
 @register.filter
 def short(key: str, task: str | None) -> str:
     """A key without the scope that only repeats its task."""
-    return key.removeprefix(f"{task}:") or key
+    return readable.short(key, task)
+
+
+@register.filter
+def lasting(seconds: float) -> str:
+    """Seconds as a person reads them."""
+    return spans.lasting(seconds)
+
+
+@register.filter
+def detail(text: str | None) -> str:
+    """Of an event."""
+    return readable.detail(text)
+
+
+@register.filter
+def outcome(recorded: Any) -> str:
+    """Of a dedup record or an effect."""
+    return readable.outcome(recorded)
 
 
 @register.filter
