@@ -165,6 +165,12 @@ class HoldListing(Protocol):
         """The messages of all keys that wait because another key holds the fence of a resource (C10); for people."""
         ...
 
+    def waiting(self, fences: Sequence[tuple[str, str]]) -> list[int]:
+        """How many messages wait for each of some fences: resource, and digest of the key that has it.  Those of other
+        keys, as in ``waiters``, and those in the key's own line.
+        """
+        ...
+
     def holds(self) -> Iterator[Hold]:
         """All occupied slots, soonest to lapse first within a bucket."""
         ...

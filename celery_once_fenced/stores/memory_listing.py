@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from celery_once_fenced.stores.hold import Hold
 from celery_once_fenced.stores.listing import (
@@ -58,6 +58,13 @@ class MemoryListing:
     def waiters(self, resource: str) -> Waiters:
         with self._lock:
             return waiters(self._state, resource)
+
+    def waiting(self, fences: Sequence[tuple[str, str]]) -> list[int]:
+        with self._lock:
+            return [
+                waiters(self._state, resource).number + len(line_of(self._state, digest))
+                for resource, digest in fences
+            ]
 
     def holds(self) -> Iterator[Hold]:
         with self._lock:

@@ -77,8 +77,14 @@ class RedisListing:
         )
 
     def waiters(self, resource: str) -> Waiters:
-        found = [(told, number(since) / 1000) for told, since in self._of_all("waiters", resource) if told]
-        return Waiters(sum(told for told, _ in found), min((since for _, since in found), default=None))
+        told = [bucket[0] for bucket in self._of_all("waiters", resource, "")]
+        since = [number(first) / 1000 for some, first in told if some]
+        return Waiters(sum(some for some, _ in told), min(since, default=None))
+
+    def waiting(self, fences: Sequence[tuple[str, str]]) -> list[int]:
+        asked = [part for fence in fences for part in fence]
+        buckets = self._of_all("waiters", *asked) if asked else []
+        return [sum(some for some, _ in told) for told in zip(*buckets, strict=True)]
 
     def holds(self) -> Iterator[Hold]:
         readers = [_Reader(self._bucket(digit)) for digit in BUCKETS]

@@ -109,10 +109,12 @@ def lock_page(
     """The locks after the cursor, or before it; soonest to lapse first.  Never raises for a store that is down."""
     query, fences = _with_limits(query), held_fences()
     leases, problem = _leases(query.of_leases, size, cursor, back=back)
-    merged = _Merged(
-        [of_fence(fence) for fence in fences.fences], leases, query, cursor, back=back, size=size
-    )
-    shown, more = merged.shown()
+    held = [of_fence(fence) for fence in fences.fences]
+    if query.state == "waiting":
+        held = _with_waiting(held)
+    shown, more = (merged := _Merged(held, leases, query, cursor, back=back, size=size)).shown()
+    if query.state != "waiting":
+        shown = _with_waiting(shown)
     forwards, backwards = (cursor is not None, more) if back else (more, cursor is not None)
     edge = merged.horizon if leases.stopped else None
     return LockPage(
@@ -124,6 +126,17 @@ def lock_page(
         note=fences.note,
         problems=[text for text in (problem, fences.problem) if text],
     )
+
+
+def _with_waiting(locks: Sequence[Lock]) -> list[Lock]:
+    """Fences with who waits for them; where Redis is down, that is not known, and said elsewhere."""
+    fences = [lock for lock in locks if lock.slot == "fence"]
+    try:
+        waiting = runtime.current().readings.waiting([(fence.resource, fence.digest) for fence in fences])
+    except OnceError:
+        return list(locks)
+    numbers = dict(zip((fence.id for fence in fences), waiting, strict=True))
+    return [replace(lock, waiting=max(lock.waiting, numbers.get(lock.id, 0))) for lock in locks]
 
 
 def _with_limits(query: LockQuery) -> LockQuery:
@@ -165,7 +178,8 @@ class _Merged:
         size: int,
     ) -> None:
         self._back, self._size = back, size
-        fences = list(fences)
+        waits = {listed.hold.holder: listed.waiting for listed in leases.holds}
+        fences = [replace(fence, waiting=max(fence.waiting, waits.get(fence.holder, 0))) for fence in fences]
         fenced = {fence.holder for fence in fences}
         found = [fence for fence in fences if query.matches(fence) and self._is_after(fence.at, cursor)]
         found += [of_hold(listed) for listed in leases.holds if listed.hold.holder not in fenced]
@@ -214,7 +228,7 @@ def find_lock(wanted: str) -> Lock | None:
 
 def _fence(resource: str) -> Lock | None:
     held = Fence.objects.using(conf.alias()).filter(expires_at__isnull=False, resource=resource).first()
-    return None if held is None else of_fence(held)
+    return None if held is None else _with_waiting([of_fence(held)])[0]
 
 
 def _slots(digest: str) -> Sequence[Lock]:
@@ -249,7 +263,7 @@ def locks_reading(texts: Sequence[str]) -> tuple[list[Lock], bool]:
     fenced = {lock.holder for lock in found}
     page = runtime.current().readings.page(HoldQuery(text="\n".join(texts)), SIZE)
     found += [of_hold(listed) for listed in page.holds if listed.hold.holder not in fenced]
-    kept = [lock for lock in found if any(_reads(lock, text) for text in texts)]
+    kept = _with_waiting([lock for lock in found if any(_reads(lock, text) for text in texts)])
     return sorted(kept, key=lambda lock: lock.at), page.stopped is None and len(page.holds) < SIZE
 
 

@@ -41,6 +41,18 @@ def test_line_tells_which_resource_it_waits_for(bench: Bench) -> None:
     assert around(bench).resource == ""
 
 
+def test_for_a_fence_wait_those_of_other_keys_and_those_of_its_own(bench: Bench) -> None:
+    for number in range(2):
+        bench.defer(f"own {number}", limit=0)
+    for number in range(3):
+        other = replace(bench, key=key(f"shop.feed:{number + 2}"), waiting={})
+        other.defer("d1", limit=0, resource="account:7")
+    own = bench.key.digest
+    fences = [("account:7", own), ("account:7", ""), ("account:8", own), ("account:9", "")]
+    assert bench.store.waiting(fences) == [5, 3, 2, 0]
+    assert bench.store.waiting([]) == []
+
+
 def test_waiters_of_a_resource_are_those_of_all_its_keys(bench: Bench) -> None:
     """Also of keys in other buckets."""
     others = [replace(bench, key=key(f"shop.feed:{number}"), waiting={}) for number in range(2, 12)]

@@ -23,7 +23,7 @@ from django.utils.html import escape
 from celery_once_fenced import runtime
 from celery_once_fenced.keys import Key
 from celery_once_fenced.policy import SPANS
-from celery_once_fenced.stores import Cursor, Enqueue, Hold, HoldPage, Listed, Start
+from celery_once_fenced.stores import Cursor, Defer, Enqueue, Hold, HoldPage, Listed, Start
 from django_celery_once_fenced import estimates, fences
 from django_celery_once_fenced.admin import EventAdmin, LedgerEntryAdmin
 from django_celery_once_fenced.models import Effect, Event, Fence, LedgerEntry
@@ -195,6 +195,26 @@ def test_fences_and_leases_are_paged_in_one_order(admin: Client, leases: Any) ->
     assert (len(keys_of(first)), len(keys_of(second))) == (100, 20)
     assert keys_of(second) == {f"{kind}:{number}" for kind in ("feed", "post") for number in range(50, 60)}
     assert keys_of(admin.get(PAGES["heldlock"] + link(second, "prev")).text) == keys_of(first)
+
+
+def wait_for(leases: Any, digest: str, delivery: str, resource: str = "") -> None:
+    key, span = Key(digest, "post"), SPANS["until_executed"]
+    leases.defer(Defer(key, "shop.post", span, delivery, 3600, 0, 0, 60, resource))
+
+
+def test_a_fence_shows_who_waits_for_its_resource_and_for_its_key(admin: Client, leases: Any) -> None:
+    """Also where its lease has gone, and is not listed."""
+    own = secrets.token_hex(32)
+    fence(key="post:3", key_digest=own)
+    fence(key="post:4", resource="account:8")
+    queue(leases, "feed:1", "task-1")
+    wait_for(leases, own, "d1")
+    for number in range(2):
+        wait_for(leases, secrets.token_hex(32), f"d{number}", "account:7")
+    assert keys_of(shown(admin, "heldlock", state="waiting")) == {"post:3"}
+    assert re.findall(r'data-label="Waiting"[^>]*>(\d+)<', shown(admin, "heldlock")).count("3") == 1
+    assert "3 other calls wait for it." in lock_page(admin, "f:account:7")
+    assert "wait for it." not in lock_page(admin, "f:account:8")
 
 
 def test_with_redis_down_the_page_says_so_and_shows_the_fences(

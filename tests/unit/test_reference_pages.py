@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,16 @@ def test_every_counter_is_documented() -> None:
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_index_is_documented() -> None:
+    """Those for Django's admin, too."""
+    folder = files("celery_once_fenced.stores") / "sql"
+    sql = "".join(file.read_text("utf-8") for file in folder.iterdir() if file.name.endswith(".sql"))
+    made = set(re.findall(r"create index if not exists (\w+)", sql))
+    page = (REFERENCE / "keys-and-tables.md").read_text()
+    assert {name for name in re.findall(r"`(once_fenced_\w+)`", page) if name in made} == made
+    assert "once_fenced_ledger_started" in made
 
 
 def test_every_table_and_function_is_documented() -> None:
