@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from celery_once_fenced.record import record
+
 __all__ = [
     "AbandonReply",
     "Abandoned",
@@ -36,7 +38,7 @@ RenewalAnswer = Literal["renewed", "locked", "lost"]
 Abandoned = Literal["retryable", "failed", "in_doubt", "succeeded", "taken_over"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Operation:
     """One logical operation as the ledger knows it."""
 
@@ -55,7 +57,7 @@ class Operation:
     """Of the app, which alone publishes what it stores here (L9, L14)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Claim:
     operation: Operation
     holder: str
@@ -70,7 +72,7 @@ class Claim:
     """The message as text, stored only where the entry is found in doubt, so that it can run again (L14)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Claimed:
     verdict: Verdict
     token: int | None = None
@@ -93,7 +95,7 @@ class Claimed:
     """busy: seconds until the holder's lease lapses."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Held:
     """What a granted claim is known by from then on."""
 
@@ -103,7 +105,7 @@ class Held:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Completion:
     """The outcome of a body, encoded before complete (L6): exactly one of ``result`` and ``omitted`` is not None."""
 
@@ -115,7 +117,7 @@ class Completion:
     """Seconds that it answers later calls; None: as long as its own run."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Abandonment:
     """After the body did not commit: ``state`` is ``retryable`` or ``failed``; asks the ledger first (C13)."""
 
@@ -128,7 +130,7 @@ class Abandonment:
     """As ``Claim.message``."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AbandonReply:
     """``taken_over``: another holder has the entry, or it is gone.  ``succeeded``: by us (``ours``) or by another.
 
@@ -150,7 +152,7 @@ class AbandonReply:
     """The effect of unknown outcome and when it was started (ISO 8601)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class EffectStart:
     """Record that an external step is about to be called (L4).  ``on_unknown`` is the task's, ``own`` the effect's."""
 
@@ -160,7 +162,7 @@ class EffectStart:
     own: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class EffectStarted:
     """``go``: call.  ``done``: replay ``result``.  ``unknown``: probe, then finish as ``holder`` or start as ``rerun``.
     ``fenced``: a newer token was issued, do not call.
@@ -174,7 +176,7 @@ class EffectStarted:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class EffectFinish:
     """The outcome of an external step: ``done`` with a result, or ``failed`` for certain with an error (ASCII JSON)."""
 
@@ -229,7 +231,7 @@ class Decision:
         return cls(kind, at, actor, str(said["reason"]), str(said.get("state", "")), token)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Pruned:
     """How many rows one batch of ``prune`` deleted."""
 
@@ -241,7 +243,7 @@ class Pruned:
         return self.fences + self.entries + self.messages > 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FenceRenewal:
     resource: str
     token: int
@@ -249,7 +251,7 @@ class FenceRenewal:
     lease: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Acquire:
     """Take the fence of a resource outside tasks."""
 
@@ -261,7 +263,7 @@ class Acquire:
     lease: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Acquired:
     """``token`` is None where the fence is held by another, for ``wait`` seconds more."""
 
@@ -269,7 +271,7 @@ class Acquired:
     wait: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Resolution:
     """What a person decides of an entry in doubt; ``retryable`` = run again with the same downstream keys."""
 
@@ -285,7 +287,7 @@ class Resolution:
     """Of the app that asks: it is given the message of its own entries only."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Resolved:
     """``done``: it was in doubt, and is no more.  ``message``: the stored message to publish now, where retryable;
     None where another app's sweep publishes it.
@@ -297,7 +299,7 @@ class Resolved:
     """The message is in the outbox, under this task id."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class OutboxMessage:
     task_id: str
     message: str

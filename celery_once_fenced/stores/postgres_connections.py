@@ -78,6 +78,8 @@ class OwnConnection(psycopg.Connection[Any]):
     """
 
     bound: float | None = None
+    asked: psycopg.Cursor[DictRow]
+    """One for all questions: a new one for each would learn anew how to send and to read them."""
     last_used: float = 0.0
     reused: bool = False
 
@@ -86,7 +88,9 @@ class OwnConnection(psycopg.Connection[Any]):
         self.direct = False
         """No pooler stands in between, so what is prepared stays prepared (C8)."""
         self._names: dict[str, bytes] = {}
-        """Of what :meth:`together` has prepared."""
+        """Of what :meth:`together` has prepared: what came after an error was not, and is given another name."""
+        self._new_names: dict[str, bytes] = {}
+        self._numbers = count()
 
     @classmethod
     def opened(cls, source: Source, connect_timeout: float, *, bound: float | None = None) -> OwnConnection:
@@ -126,6 +130,7 @@ class OwnConnection(psycopg.Connection[Any]):
         for result in results:
             if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
                 raise self._error(result)
+        self._names.update(self._new_names)
 
     def _error(self, result: PGresult) -> psycopg.Error:
         error = error_from_result(result, encoding=self.info.encoding)
@@ -135,6 +140,7 @@ class OwnConnection(psycopg.Connection[Any]):
 
     def _sent_together(self, statements: Sequence[Statement]) -> list[PGresult]:
         encoding = self.info.encoding
+        self._new_names = {}
         self.pgconn.enter_pipeline_mode()
         for sql, params in statements:
             self._send(sql, [_text(value, encoding) for value in params])
@@ -149,7 +155,7 @@ class OwnConnection(psycopg.Connection[Any]):
             return
         name = self._names.get(sql)
         if name is None:
-            name = self._names[sql] = f"once_fenced_{len(self._names)}".encode()
+            name = self._new_names[sql] = f"once_fenced_{next(self._numbers)}".encode()
             self.pgconn.send_prepare(name, _numbered(sql))
         self.pgconn.send_query_prepared(name, params)
 
@@ -250,9 +256,9 @@ class Connections:
         self, connection: OwnConnection, sql: str, params: Sequence[Any], prepare: bool | None
     ) -> list[DictRow]:
         if not self._explicit:
-            return connection.execute(sql, params, prepare=prepare).fetchall()
+            return connection.asked.execute(sql, params, prepare=prepare).fetchall()
         with connection.transaction():
-            return connection.execute(sql, params, prepare=prepare).fetchall()
+            return connection.asked.execute(sql, params, prepare=prepare).fetchall()
 
     def _worth_repeating(self, error: psycopg.Error, connection: OwnConnection) -> bool:
         if error.sqlstate == "OF004" and not self._explicit:
@@ -295,7 +301,7 @@ class Connections:
 
     def _open(self) -> OwnConnection:
         connection = OwnConnection.opened(self._source, self._connect_timeout, bound=self._timeout)
-        connection.row_factory = dict_row
+        connection.asked = connection.cursor(row_factory=dict_row)
         connection.prepare_threshold = _PREPARE_AFTER if connection.direct else None
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection

@@ -358,6 +358,12 @@ def test_statements_are_prepared_on_a_server_of_ones_own(own: Ledger) -> None:
     assert "once_fenced_complete_v1" in prepared
 
 
+def test_what_was_to_be_prepared_after_an_error_is_prepared_the_next_time(own: Ledger) -> None:
+    with pytest.raises(GrantError):
+        own.run(own.hold(operation()), meanwhile=lambda c: c.execute("reset once_fenced.holder"))
+    own.run(own.hold(operation()))
+
+
 def test_a_body_may_roll_back_to_its_savepoints_and_change_tables(own: Ledger) -> None:
     """For which psycopg forgets what it has prepared, at the next statement and by DEALLOCATE ALL."""
 
