@@ -244,12 +244,14 @@ class Guard:
             requeue=ending.requeue,
             held=None if began is None else self._clock() - began,
             counter=ending.counter,
+            freed=kept.freed,
             seq=ex.seq
             or kept.queued_since
             or ex.waiting_since * 1000,  # q that goes back says since when its call waits
         )
         try:
             if not self._leases.end(end):
+                self._keeper.refused(kept)
                 kept.tell_lost()
         except StoreUnavailableError as error:  # the lease lapses by itself, if nobody frees it before
             self._arrears.owe_release(ex.digest, end.holder, "r", end.slot)

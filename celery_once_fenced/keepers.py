@@ -31,6 +31,8 @@ class KeptLease:
         self.renewal = renewal
         self.queued_since = 0
         """Since when its call was queued before it was granted, in unix microseconds by the store's clock; 0: unknown."""
+        self.freed = False
+        """Whether a person released it."""
         self._clock = clock
         self._told = False
 
@@ -64,7 +66,8 @@ class KeptLease:
         """Announce the loss, once: the heartbeat or the end of the body may see it first (E7)."""
         if not self._told:
             self._told = True
-            emit("lease.lost", key=self.renewal.digest, task=self.renewal.task, holder=self.renewal.holder)
+            name = "lease.freed_by_hand" if self.freed else "lease.lost"
+            emit(name, key=self.renewal.digest, task=self.renewal.task, holder=self.renewal.holder)
 
 
 class LeaseKeeper:
@@ -96,7 +99,18 @@ class LeaseKeeper:
             if still_ours:
                 kept.lease.renewed(sent=sent, now=self.clock())
             else:
-                kept.lease.refused()
+                self.refused(kept)
+
+    def refused(self, kept: KeptLease) -> None:
+        """The store says that it is not its holder's any more; find out whether a person decided so (E7)."""
+        kept.freed = kept.freed or self._was_freed(kept.renewal)
+        kept.lease.refused()
+
+    def _was_freed(self, renewal: Renewal) -> bool:
+        try:
+            return self._leases.was_freed(renewal.digest, renewal.holder)
+        except StoreUnavailableError:  # then it counts as lost
+            return False
 
 
 class KeptFence:

@@ -218,7 +218,9 @@ def _release_leases(
     here: runtime.Runtime, found: Found, holder: str, reason: str, actor: str
 ) -> Iterator[Hold]:
     for hold in _holds(here.leases, found):
-        if hold.holder == holder and here.leases.release(hold.digest, hold.slot, holder, hold.name):
+        if hold.holder == holder and here.leases.release(
+            hold.digest, hold.slot, holder, hold.name, by_hand=True
+        ):
             _note_released(here.ledger, hold, reason, actor)
             yield hold
 

@@ -53,7 +53,7 @@ def lease(name: str, ttl: Duration = 60.0, wait: Duration = 0.0) -> Iterator[Gra
         with here.keeper.keeping(kept):
             yield Grant(name, belief=kept)
     finally:
-        _end(here, question)
+        _end(here, question, kept)
 
 
 def _named(name: str) -> None: ...
@@ -93,16 +93,17 @@ def _acquire(here: runtime.Runtime, question: Start, wait: float) -> KeptLease:
 
 def _believed(here: runtime.Runtime, question: Start, kept: KeptLease) -> KeptLease:
     if kept.lost:  # the answer took longer than the lease may be believed (E4)
-        _end(here, question)
+        _end(here, question, kept)
         raise StoreUnavailableError("redis", "the grant arrived after its trust window")
     return kept
 
 
-def _end(here: runtime.Runtime, question: Start) -> None:
+def _end(here: runtime.Runtime, question: Start, kept: KeptLease) -> None:
     key, holder = question.key, question.holder
     try:
-        if not here.leases.end(End(key, SCOPE, question.slot, holder, holder, holder)):
-            emit("lease.lost", key=key.digest, task=SCOPE, holder=holder)
+        if not here.leases.end(End(key, SCOPE, question.slot, holder, holder, holder, freed=kept.freed)):
+            here.keeper.refused(kept)
+            kept.tell_lost()
     except StoreUnavailableError as error:  # the lease lapses by itself, and the block is done (E7)
         emit("store.failed", operation="end", key=key.digest, why=str(error))
 

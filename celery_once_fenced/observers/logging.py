@@ -26,6 +26,7 @@ WARNINGS = frozenset(
         "fence.held_too_long",
         "fence.lost",
         "fence.rejected",
+        "lease.freed_by_hand",
         "lease.held_too_long",
         "lease.lost",
         "lease.overstayed",

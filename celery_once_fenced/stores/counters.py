@@ -32,7 +32,8 @@ COUNTED_BY_STORES = (
     "overflowed",  # it could not: one waiter too many (D3)
     "granted", "twin", "successor", "busy", "ending", "done", "superseded",  # the answers of start
     "released",  # end: r was the holder's
-    "lost",  # end: it was not, any more
+    "lost",  # end: it was not any more, and nobody had decided so
+    "released_by_hand",  # a person freed a slot
     "renewed",
     "expired",  # r lapsed and nobody ended it; counted when its bucket is touched next
 )  # fmt: skip
@@ -55,7 +56,8 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "overflowed": "Messages that found too many others waiting for their key",
         "unguarded": "Calls and executions that went on without the lock store, counted when it answered again",
         "released": "Bodies that ended while the lease was still theirs",
-        "lost": "Bodies that ended when the lease was not theirs any more",
+        "lost": "Bodies that ended when the lease was not theirs any more, though nobody had released it",
+        "released_by_hand": "Holds that a person released",
         "renewed": "Renewals of a running lease",
         "expired": "Running holds that lapsed and that nobody ended",
         "fenced_off": "Attempts that were refused by the fence",

@@ -166,6 +166,8 @@ class End:
     """Seconds the body ran, for the hold-time histogram; None where no body ran."""
     counter: str = ""
     """One more counter of the task to add one to (``replayed``, ``fenced_off``)."""
+    freed: bool = False
+    """The holder knows that a person released r."""
     seq: int = 0
     """What goes back with q: the number of the call, or since when it is queued; 0: only now."""
 
@@ -213,11 +215,16 @@ class LeaseStore(HoldListing, Protocol):
         ...
 
     def settle(self, ask: Settle) -> None: ...
-    def release(self, digest: str, slot: Slot, holder: str, name: str = "") -> bool:
+    def release(self, digest: str, slot: Slot, holder: str, name: str = "", *, by_hand: bool = False) -> bool:
         """Free a slot if ``holder`` still has it; False otherwise.  For revokes, failed publishes and people.
 
-        ``name`` is ``Hold.name``: which r slot, where it is not the key's own.
+        ``name`` is ``Hold.name``: which r slot, where it is not the key's own.  ``by_hand``: a person decided so; it is
+        counted as that, and the holder is left a mark, so that it does not take it for a loss (E7).
         """
+        ...
+
+    def was_freed(self, digest: str, holder: str) -> bool:
+        """Whether a person released the r of ``holder``: known for as long as its lease would have lasted."""
         ...
 
     def count(self, digest: str, task: str, counter: str, times: int = 1) -> None:

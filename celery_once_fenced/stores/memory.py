@@ -87,9 +87,14 @@ class MemoryLeaseStore(MemoryListing):
         with self._lock:
             memory_runs.settle(self._state, ask)
 
-    def release(self, digest: str, slot: Slot, holder: str, name: str = "") -> bool:
+    def release(self, digest: str, slot: Slot, holder: str, name: str = "", *, by_hand: bool = False) -> bool:
         with self._lock:
-            return memory_runs.release(self._state, digest, slot, holder, name)
+            return memory_runs.release(self._state, digest, slot, holder, name, by_hand=by_hand)
+
+    def was_freed(self, digest: str, holder: str) -> bool:
+        del digest  # Names the bucket.
+        with self._lock:
+            return bool(self._state.noted("freed", holder))
 
     # --- for people and metrics -----------------------------------------------------------------------------
 

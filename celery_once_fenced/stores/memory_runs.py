@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from celery_once_fenced.stores import End, Renewal, Settle, Slot, Start, StartAnswer, Started
 from celery_once_fenced.stores.memory_line import leave
 from celery_once_fenced.stores.memory_order import UNCONFIRMED, displacement, last_kept, newest_started
@@ -52,11 +54,17 @@ def settle(state: State, ask: Settle) -> None:
         state.forget("next", ask.key.digest)
 
 
-def release(state: State, digest: str, slot: Slot, holder: str, name: str = "") -> bool:
+def release(
+    state: State, digest: str, slot: Slot, holder: str, name: str = "", *, by_hand: bool = False
+) -> bool:
     held = state.occupant(slot, name or digest)
     if held is None or held.hold.holder != holder:
         return False
     state.free(slot, name or digest)
+    if by_hand:
+        if slot == "r":
+            state.note("freed", holder, True, state.left(held))
+        state.count(held.hold.task, "released_by_hand")
     return True
 
 
@@ -84,7 +92,8 @@ def _answer(state: State, ask: Start) -> tuple[Started, bool]:
 
 
 def _in_the_way(state: State, answer: StartAnswer, by: Held, wait: float | None = None) -> Started:
-    return Started(answer, state.shown(by), state.left(by) if wait is None else wait)
+    seconds = state.left(by) if wait is None else wait
+    return Started(answer, replace(by.hold, left=seconds), seconds)
 
 
 def _newer(state: State, ask: Start) -> Started | None:

@@ -108,7 +108,10 @@ class State:
             self.hourly[task][int(self.now() // HOUR), counter] += by
 
     def count_end(self, ask: End, ours: bool) -> None:
-        self.count(ask.task, "released" if ours else "lost")
+        if ours:
+            self.count(ask.task, "released")
+        elif not (ask.freed or self.noted("freed", ask.holder)):
+            self.count(ask.task, "lost")
         if ask.counter:
             self.count(ask.task, ask.counter)
         if ask.held is not None:

@@ -190,6 +190,7 @@ class RedisLeaseStore(RedisListing):
             ask.counter,
             ask.key.text[:MAX_TEXT],
             ask.seq or "",
+            int(ask.freed),
             again=AGAIN,
         )
         return bool(answer == 1)
@@ -199,11 +200,14 @@ class RedisLeaseStore(RedisListing):
         kept = (digest, ask.seq) if ask.seq else ()
         self._run("settle", digest, encode(ask.delivery), milliseconds(ask.window), *kept)
 
-    def release(self, digest: str, slot: Slot, holder: str, name: str = "") -> bool:
+    def release(self, digest: str, slot: Slot, holder: str, name: str = "", *, by_hand: bool = False) -> bool:
         answer = self._run(
-            "release", digest, digest, slot, encode(name or digest), encode(holder), again=AGAIN
+            "release", digest, digest, slot, encode(name or digest), encode(holder), int(by_hand), again=AGAIN
         )
         return bool(answer == 1)
+
+    def was_freed(self, digest: str, holder: str) -> bool:
+        return bool(self._link.ask(("EXISTS", f"{self._bucket(digest)}freed:{encode(holder)}"))[0] == 1)
 
     # --- for people and metrics -----------------------------------------------------------------------------
 

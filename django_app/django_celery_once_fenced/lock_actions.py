@@ -167,7 +167,7 @@ def release(name: Name, seen: str, *, actor: str, reason: str) -> Done:
 
 def _lease(lock: Lock, actor: str, reason: str) -> bool:
     slot: Literal["q", "r"] = "q" if lock.slot == "queued" else "r"
-    freed = runtime.current().leases.release(lock.digest, slot, lock.holder, lock.name)
+    freed = runtime.current().leases.release(lock.digest, slot, lock.holder, lock.name, by_hand=True)
     emit("lease.released_by_hand", key=lock.digest, holder=lock.holder, freed=freed, actor=actor, why=reason)
     if freed:
         note_released(lock, actor, reason)

@@ -182,6 +182,7 @@ class Bench:
         requeue: float = 0.0,
         held: float | None = None,
         counter: str = "",
+        freed: bool = False,
     ) -> bool:
         return self.store.end(
             End(
@@ -195,6 +196,7 @@ class Bench:
                 requeue=requeue,
                 held=held,
                 counter=counter,
+                freed=freed,
                 seq=self.numbers.get(delivery, 0) or self.queued.get(delivery, 0),
             )
         )
@@ -202,8 +204,8 @@ class Bench:
     def settle(self, delivery: str, window: float = HOLD, *, seq: int = 0) -> None:
         self.store.settle(Settle(self.key, delivery, window, seq))
 
-    def release(self, slot: Literal["q", "r"], holder: str, name: str = "") -> bool:
-        return self.store.release(self.key.digest, slot, holder, name)
+    def release(self, slot: Literal["q", "r"], holder: str, name: str = "", *, by_hand: bool = False) -> bool:
+        return self.store.release(self.key.digest, slot, holder, name, by_hand=by_hand)
 
     def slot(self, slot: Literal["q", "r"]) -> Hold | None:
         return next((hold for hold in self.store.look(self.key.digest) if hold.slot == slot), None)
@@ -284,8 +286,17 @@ class RedisBench(Bench):
             self.client.zincrby(name, -seconds * 1000, member)
 
 
-def memory_bench() -> MemoryBench:
-    clock = ManualClock()
+@dataclass
+class TickingClock(ManualClock):
+    """Tells no time twice, as a server that is asked one thing after the other."""
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+def memory_bench(clock: ManualClock | None = None) -> MemoryBench:
+    clock = clock or ManualClock()
     return MemoryBench(MemoryLeaseStore(clock), clock=clock)
 
 

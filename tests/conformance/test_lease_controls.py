@@ -70,6 +70,19 @@ FAULTS = {
         "hold ~= nil",
         (sentences.test_release_compares_the_holder,),
     ),
+    "release_by_a_person_is_a_loss": Fault(
+        "end",
+        "elseif not freed and redis.call('EXISTS', bucket .. 'freed:' .. holder) == 0 then",
+        "else",
+        (
+            sentences.test_release_by_a_person_is_counted_and_is_no_loss,
+            sentences.test_release_by_a_person_is_no_loss_though_the_next_one_runs,
+            sentences.test_mark_of_a_release_lasts_as_long_as_its_lease_would_have,
+        ),
+    ),
+    "every_release_is_by_hand": Fault(
+        "release", "if by_hand and", "if", (sentences.test_release_that_nobody_decided_is_a_loss,)
+    ),
     "release_identified_by_delivery": Fault(
         "release",
         "hold.holder == holder",

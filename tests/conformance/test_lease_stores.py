@@ -446,6 +446,75 @@ def test_requeue_leaves_the_q_of_another(bench: Bench) -> None:
     assert bench.holder("q") == "d2"
 
 
+# --- released by a person -------------------------------------------------------------------------------------
+
+
+def test_release_by_a_person_is_counted_and_is_no_loss(bench: Bench) -> None:
+    bench.start("d1", "h1")
+    assert bench.release("r", "h1", by_hand=True)
+    assert bench.store.was_freed(bench.key.digest, "h1")
+    assert not bench.renew("h1")
+    assert not bench.end("d1", "h1", held=1.0)
+    counted = bench.counters
+    assert (counted["released_by_hand"], counted["lost"], counted["released"]) == (1, 0, 0)
+    assert counted["expired"] == 0
+
+
+def test_release_by_a_person_is_no_loss_though_the_next_one_runs(bench: Bench) -> None:
+    bench.start("d1", "h1")
+    bench.release("r", "h1", by_hand=True)
+    bench.start("d2", "h2")
+    assert not bench.end("d1", "h1")
+    assert bench.holder("r") == "h2"
+    assert not bench.store.was_freed(bench.key.digest, "h2")
+    assert bench.counters["lost"] == 0
+
+
+def test_release_that_nobody_decided_is_a_loss(bench: Bench) -> None:
+    bench.start("d1", "h1")
+    assert bench.release("r", "h1")
+    assert not bench.store.was_freed(bench.key.digest, "h1")
+    bench.end("d1", "h1")
+    assert (bench.counters["released_by_hand"], bench.counters["lost"]) == (0, 1)
+
+
+def test_lapse_that_nobody_decided_is_a_loss(bench: Bench) -> None:
+    bench.start("d1", "h1")
+    bench.later(LEASE + 1)
+    assert not bench.release("r", "h1", by_hand=True)
+    assert not bench.store.was_freed(bench.key.digest, "h1")
+    bench.end("d1", "h1")
+    assert (bench.counters["released_by_hand"], bench.counters["lost"]) == (0, 1)
+
+
+def test_mark_of_a_release_lasts_as_long_as_its_lease_would_have(bench: Bench) -> None:
+    """A live holder has renewed by then, and says at its end what it learned."""
+    bench.start("d1", "h1", lease=LEASE)
+    bench.later(LEASE / 2)
+    bench.release("r", "h1", by_hand=True)
+    bench.later(LEASE / 2 - 5)
+    assert bench.store.was_freed(bench.key.digest, "h1")
+    bench.later(10)
+    assert not bench.store.was_freed(bench.key.digest, "h1")
+    bench.end("d1", "h1", freed=True)
+    assert bench.counters["lost"] == 0
+
+
+def test_queued_call_that_a_person_releases_is_counted_and_leaves_no_mark(bench: Bench) -> None:
+    bench.enqueue("d1")
+    assert bench.release("q", "d1", by_hand=True)
+    assert not bench.store.was_freed(bench.key.digest, "d1")
+    assert bench.counters["released_by_hand"] == 1
+
+
+def test_twin_guard_that_a_person_releases_is_no_loss(bench: Bench) -> None:
+    task = bench.of("until_executing")
+    task.start("d1", "h1", guard=True)
+    assert task.release("r", "h1", "d1", by_hand=True)
+    assert not task.end("d1", "h1", slot="d1")
+    assert (bench.counters["released_by_hand"], bench.counters["lost"]) == (1, 0)
+
+
 # --- release ------------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from celery_once_fenced.policy import SPANS, span_of
 from celery_once_fenced.stores import Hold, Renewal
 from celery_once_fenced.stores.redis import RedisLeaseStore
 from example_project.servers import Servers
-from tests.conformance.lease_bench import Bench, key, memory_bench, redis_bench
+from tests.conformance.lease_bench import Bench, TickingClock, key, memory_bench, redis_bench
 from tests.conformance.test_lease_controls import FAULTS, broken
 
 # Few names, so that they meet: two calls of one key and one of another; a2 is what a retry of a1 publishes.
@@ -51,9 +51,14 @@ TWICE = st.booleans()
 """Whether the first reply is lost, so that the question comes a second time."""
 
 
+def tens(seconds: float) -> float:
+    """Time passes by whole seconds, but in Redis a little more of it."""
+    return (seconds + 0.5) // 10
+
+
 def shown(hold: Hold | None) -> Hold | None:
     """Without what is another clock's."""
-    return hold and replace(hold, since=0.0, left=round(hold.left, -1))
+    return hold and replace(hold, since=0.0, left=tens(hold.left))
 
 
 @dataclass
@@ -76,7 +81,7 @@ class Pair:
         if hasattr(answer, "by"):
             changes["by"] = shown(answer.by)
         if hasattr(answer, "wait"):
-            changes["wait"] = round(answer.wait, -1)
+            changes["wait"] = tens(answer.wait)
         if hasattr(answer, "seq"):
             changes["seq"] = answer.seq > 0
         if hasattr(answer, "queued_since"):
@@ -95,7 +100,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.client = redis.Redis.from_url(self.servers.redis_url)
         self.namespace = f"t{uuid.uuid4().hex[:12]}"
         real = redis_bench(self.client, self.servers.redis_url, self.namespace, self.kind)
-        self.pair = Pair(real, memory_bench())
+        self.pair = Pair(real, memory_bench(TickingClock()))
         self.now = 0.0
         self.set_right = 0
         self.believed: dict[tuple[str, str], float] = {}
@@ -187,7 +192,9 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(data=st.data(), lease=TIMES)
     def renew(self, data: st.DataObject, lease: float) -> None:
         slot, holder = self.slot_of(data)
-        ask = Renewal(KEYS[holder[-2]].digest, slot, holder, "task renewed", lease)
+        held = [hold.task for hold in self.pair.twin.store.holds() if hold.holder == holder]
+        task = held[0] if held else "task renewed"
+        ask = Renewal(KEYS[holder[-2]].digest, slot, holder, task, lease)
         renewed = [bench.store.renew([ask])[0] for bench in (self.pair.real, self.pair.twin)]
         assert renewed[0] == renewed[1]
         if renewed[0]:
@@ -250,13 +257,13 @@ class LeaseMachine(RuleBasedStateMachine):
         for bench in (self.about(delivery).real, self.about(delivery).twin):
             bench.settle(delivery, window, seq=bench.numbers.get(delivery, 0) if ended else 0)
 
-    @rule(data=st.data(), delivery=DELIVERIES)
-    def release(self, data: st.DataObject, delivery: str) -> None:
+    @rule(data=st.data(), delivery=DELIVERIES, by_hand=st.booleans())
+    def release(self, data: st.DataObject, delivery: str, by_hand: bool) -> None:
         if not self.believed or data.draw(st.booleans()):
-            self.about(delivery).ask("release", "q", delivery)
+            self.about(delivery).ask("release", "q", delivery, by_hand=by_hand)
             return
         slot, holder = self.slot_of(data)
-        if self.about(holder[-2:]).ask("release", "r", holder, slot):
+        if self.about(holder[-2:]).ask("release", "r", holder, slot, by_hand=by_hand):
             del self.believed[slot, holder]
 
     @rule(seconds=TIMES)

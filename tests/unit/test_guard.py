@@ -170,6 +170,18 @@ def test_error_and_retry_leave_the_mark(bench: Bench, error: Exception) -> None:
     assert isinstance(bench.run(delivery(), never), Defer)
 
 
+def test_body_whose_lease_a_person_released_ends_as_it_would_and_is_not_counted_as_lost(bench: Bench) -> None:
+    def released(_grant: Any) -> str:
+        (r,) = bench.leases.look(key().digest)
+        assert bench.leases.release(r.digest, "r", r.holder, "", by_hand=True)
+        return "done"
+
+    assert bench.run(delivery(), released) == Returned("done")
+    assert (bench.named("lease.lost"), len(bench.named("lease.freed_by_hand"))) == ([], 1)
+    counted = bench.leases.stats()["shop.post"]
+    assert (counted["released_by_hand"], counted.get("lost", 0)) == (1, 0)
+
+
 def test_requeue_gives_q_back(bench: Bench) -> None:
     with pytest.raises(RequeueError):
         bench.run(delivery(), raising(RequeueError()))

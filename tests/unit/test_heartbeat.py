@@ -206,12 +206,18 @@ class Store:
 
     answers: Any = None
     asked: int = 0
+    freed: Any = False
 
     def renew(self, asks: Sequence[Any]) -> list[Any]:
         self.asked += 1
         if isinstance(self.answers, Exception):
             raise self.answers
         return [self.answers for _ in asks]
+
+    def was_freed(self, digest: str, holder: str) -> bool:
+        if isinstance(self.freed, Exception):
+            raise self.freed
+        return bool(self.freed)
 
 
 @pytest.fixture
@@ -279,6 +285,24 @@ def test_loss_is_told(lease: KeptLease, clock: ManualClock, events: list[Event])
     assert lease.over(clock())
     lease.gone()
     assert [event.name for event in events] == ["lease.lost"]
+
+
+@pytest.mark.parametrize(
+    ("freed", "told"),
+    [
+        (True, "lease.freed_by_hand"),
+        (False, "lease.lost"),
+        (StoreUnavailableError("redis", "away"), "lease.lost"),
+    ],
+)
+def test_lease_that_a_person_released_is_over_and_not_called_lost(
+    lease: KeptLease, store: Store, clock: ManualClock, events: list[Event], freed: Any, told: str
+) -> None:
+    store.answers, store.freed = False, freed
+    renew_lease(lease, store, clock)
+    assert lease.lost, "its holder must not believe it"
+    lease.gone()
+    assert [event.name for event in events] == [told]
 
 
 def test_lease_held_as_long_as_it_may_be_is_not_called_lost(

@@ -8,6 +8,7 @@
 --   <bucket>r:<name>            running hold   holder|task_id|delivery|since|worker|task|text
 --   <bucket>ending:<delivery>   the body is over, its result is not out yet (E8)
 --   <bucket>done:<delivery>     tombstone: a redelivery is dropped (E8)
+--   <bucket>freed:<holder>      a person released the r of this holder, who is yet to find out (E7)
 --   <bucket>mark:<digest>       the newest call that was started, as a q value (E13)
 --   <bucket>next:<digest>       seq|call: the newest call that was left to the one in q (E13b)
 --   <bucket>displaced:<digest>  delivery|since|until|value: the q that an unconfirmed replacement put aside (E13a)

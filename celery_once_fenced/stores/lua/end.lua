@@ -2,17 +2,18 @@
 --
 -- ARGV  1 digest  2 name of r  3 task  4 delivery  5 holder  6 task id  7 mark in ms  8 requeue in ms
 --       9 histogram field ("" = no body ran)  10 ms it ran  11 one more counter, or ""  12 text
---       13 number of the call, or ""  14 "1" where this question is sent a second time for want of an answer
+--       13 number of the call, or ""  14 "1" where the holder knows that a person released r
+--       15 "1" where this question is sent a second time for want of an answer
 -- Answers 1 if r was this holder's, else 0.
 --
 -- r is of this holder → freed.  Of another, or gone: we are late, and nothing of the next holder's is touched.  Gone on
--- the second sending: the first one freed it.
+-- the second sending: the first one freed it.  Released by a person → that is counted already, and it is not lost.
 -- mark    → "ending" is left in any case, also by a late caller: its result is still on its way out
 -- requeue → q goes back to this delivery if it is free
 
 local digest, name, task, delivery, holder, task_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local mark, requeue, field, ran, extra, text = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9], tonumber(ARGV[10]), ARGV[11], ARGV[12]
-local seq, again = ARGV[13] ~= '' and ARGV[13] or now_us, ARGV[14] == '1'
+local seq, freed, again = ARGV[13] ~= '' and ARGV[13] or now_us, ARGV[14] == '1', ARGV[15] == '1'
 
 local function give_back_q()
   if not occupant('q', digest) then
@@ -44,7 +45,11 @@ if requeue > 0 then
   give_back_q()
 end
 if not answered then
-  count(task, ours and 'released' or 'lost')
+  if ours then
+    count(task, 'released')
+  elseif not freed and redis.call('EXISTS', bucket .. 'freed:' .. holder) == 0 then
+    count(task, 'lost')
+  end
   if field ~= '' then
     note_duration()
   end
