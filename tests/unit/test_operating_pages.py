@@ -14,9 +14,9 @@ from celery_once_fenced.cli import Exit, once
 from celery_once_fenced.cli.holding import COLUMNS
 from celery_once_fenced.cli.measuring import NOW, TIMES
 from celery_once_fenced.observers.prometheus import OnceCollector
-from celery_once_fenced.stores.postgres import schema_sql
 from tests.unit.test_reference_pages import CODE, REFERENCE, documented, names, rows
 
+SQL = REFERENCE.parents[1] / "celery_once_fenced/stores/sql"
 CHECK = re.compile(r'(?:id="once_fenced\.|Finding\(\s*"|for_the_doctor\(")([EW]\d{3})"')
 
 
@@ -119,7 +119,9 @@ def test_pages_name_metrics_that_exist() -> None:
 
 def of_the_database() -> set[str]:
     """Tables, indexes and domains."""
-    return set(METRIC.findall(schema_sql())) | {"once_fenced_claim"}
+    return {name for path in SQL.glob("*.sql") for name in METRIC.findall(path.read_text())} | {
+        "once_fenced_claim"
+    }
 
 
 TABLE_OR_FUNCTION = re.compile(r"_v\d+$")
