@@ -16,7 +16,7 @@ from celery_once_fenced.audit import Overdue, Subject, overdue, overdue_after
 from celery_once_fenced.errors import StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.stores import LeaseStore, LedgerStore
-from celery_once_fenced.stores.counters import HOLD_MAX, hold_quantile, runs_of
+from celery_once_fenced.stores.counters import HOLD_MAX, begun_of, hold_quantile, runs_of
 from celery_once_fenced.stores.listing import Census, HoldQuery, TaskCensus
 from celery_once_fenced.stores.observations import LedgerCounts
 
@@ -52,7 +52,13 @@ class TaskFigures:
     counters: Mapping[str, int]
 
     @property
+    def begun(self) -> int:
+        """Bodies that were begun."""
+        return begun_of(self.counters)
+
+    @property
     def runs(self) -> int:
+        """Bodies that ended, and were measured."""
         return runs_of(self.counters)
 
     @property

@@ -244,6 +244,7 @@ class Guard:
             requeue=ending.requeue,
             held=None if began is None else self._clock() - began,
             counter=ending.counter,
+            entered=began is not None,
             freed=kept.freed,
             seq=ex.seq
             or kept.queued_since

@@ -22,7 +22,9 @@ __all__: list[str] = []
 
 NOW = ("task", "queued", "running", "oldest", "overdue", "in_doubt")
 TIMES = ("p50", "p99", "longest")
-ALWAYS = frozenset({"granted", "suppressed"})
+BODIES = ("begun", "runs")
+"""Bodies: begun, and ended."""
+ALWAYS = frozenset({"suppressed"})
 """Counters that are shown even where all are zero."""
 RENAMED = {"in_doubt": "ended_in_doubt"}
 """A counter beside what is there now."""
@@ -39,7 +41,7 @@ def stats(as_json: bool) -> None:
         return
     rows = [_row(task) for task in figures.tasks()]
     seen = [name for name in _counter_names() if name in ALWAYS or any(row[name] for row in rows)]
-    print_table((*NOW, *seen, *TIMES), rows)
+    print_table((*NOW, "begun", *seen, *TIMES), rows)
     for late in figures.overdue:
         click.echo(f"overdue: {late}")
 
@@ -55,12 +57,12 @@ def _read() -> Figures:
 
 def _numbers(task: TaskFigures) -> dict[str, Any]:
     counters = {name: task.counters.get(name, 0) for name in COUNTERS}
-    return {**{name: getattr(task, name) for name in (*NOW, *TIMES, "runs")}, "counters": counters}
+    return {**{name: getattr(task, name) for name in (*NOW, *TIMES, *BODIES)}, "counters": counters}
 
 
 def _row(task: TaskFigures) -> dict[str, Any]:
     counted = {RENAMED.get(name, name): task.counters.get(name, 0) for name in COUNTERS}
-    now = {name: getattr(task, name) for name in NOW}
+    now = {name: getattr(task, name) for name in (*NOW, "begun")}
     times = {name: _duration(getattr(task, name)) for name in TIMES}
     return {**counted, **now, **times, "oldest": _duration(task.oldest)}
 

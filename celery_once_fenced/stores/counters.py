@@ -17,6 +17,7 @@ __all__ = [
     "HOLD_FIELDS",
     "HOLD_MAX",
     "HOLD_SUM",
+    "begun_of",
     "hold_field",
     "hold_quantile",
     "runs_of",
@@ -31,6 +32,7 @@ COUNTED_BY_STORES = (
     "deferred",  # a message stepped aside
     "overflowed",  # it could not: one waiter too many (D3)
     "granted", "twin", "successor", "busy", "ending", "done", "superseded",  # the answers of start
+    "not_entered",  # end: no body was begun
     "released",  # end: r was the holder's
     "lost",  # end: it was not any more, and nobody had decided so
     "released_by_hand",  # a person freed a slot
@@ -41,6 +43,7 @@ COUNTED_BY_STORES = (
 COUNTERS: Mapping[str, str] = MappingProxyType(
     {
         "granted": "Starts that were granted",
+        "not_entered": "Granted starts that ended before a body was begun: answered from a record, or put off",
         "suppressed": "Calls refused as duplicates",
         "awaiting": "Duplicate calls published all the same because something awaits their result",
         "replaced": "Queued calls whose place a newer call took",
@@ -55,8 +58,8 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "deferred": "Messages that stepped aside and came back later",
         "overflowed": "Messages that found too many others waiting for their key",
         "unguarded": "Calls and executions that went on without the lock store, counted when it answered again",
-        "released": "Bodies that ended while the lease was still theirs",
-        "lost": "Bodies that ended when the lease was not theirs any more, though nobody had released it",
+        "released": "Starts that ended while the lease was still theirs",
+        "lost": "Starts that ended when the lease was not theirs any more, though nobody had released it",
         "released_by_hand": "Holds that a person released",
         "renewed": "Renewals of a running lease",
         "expired": "Running holds that lapsed and that nobody ended",
@@ -82,8 +85,13 @@ def hold_field(seconds: float) -> str:
     return HOLD_FIELDS[bisect_left(HOLD_BOUNDS, seconds)]
 
 
+def begun_of(counters: Mapping[str, int]) -> int:
+    """How many bodies of a task were begun: a granted start may yet be put off or answered (C10, E12a)."""
+    return max(counters.get("granted", 0) - counters.get("not_entered", 0), 0)
+
+
 def runs_of(counters: Mapping[str, int]) -> int:
-    """How many runs of a task were measured."""
+    """How many runs of a task were measured: bodies that ended."""
     return sum(counters.get(field, 0) for field in HOLD_FIELDS)
 
 

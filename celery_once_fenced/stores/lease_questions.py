@@ -166,6 +166,8 @@ class End:
     """Seconds the body ran, for the hold-time histogram; None where no body ran."""
     counter: str = ""
     """One more counter of the task to add one to (``replayed``, ``fenced_off``)."""
+    entered: bool = True
+    """Whether a body was begun; else the start counts as ``not_entered``: it was answered, or stepped aside."""
     freed: bool = False
     """The holder knows that a person released r."""
     seq: int = 0

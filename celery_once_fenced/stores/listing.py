@@ -28,7 +28,7 @@ __all__ = [
     "search",
 ]
 
-HOURLY = ("granted", "suppressed", "expired", "lost", "fenced_off", "repeated")
+HOURLY = ("granted", "not_entered", "suppressed", "expired", "lost", "fenced_off", "repeated")
 """Counters that are kept by the hour as well."""
 HOURS = 24
 Hours = Mapping[str, Sequence[int]]

@@ -114,6 +114,8 @@ class State:
             self.count(ask.task, "lost")
         if ask.counter:
             self.count(ask.task, ask.counter)
+        if not ask.entered:
+            self.count(ask.task, "not_entered")
         if ask.held is not None:
             self._count_duration(ask.task, ask.held)
 

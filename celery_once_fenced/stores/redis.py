@@ -187,7 +187,7 @@ class RedisLeaseStore(RedisListing):
             milliseconds(ask.requeue),
             "" if ask.held is None else hold_field(ask.held),
             milliseconds(ask.held or 0),
-            ask.counter,
+            ask.counter if ask.entered else f"{ask.counter} not_entered",
             ask.key.text[:MAX_TEXT],
             ask.seq or "",
             int(ask.freed),

@@ -73,7 +73,7 @@ TROUBLE = ("expired", "lost", "fenced_off")
 
 def sparkline(hours: Mapping[str, Sequence[int]]) -> Sparkline:
     """``hours``: as ``LeaseStore.hours()`` has them of one task."""
-    runs, suppressed = list(hours.get("granted", ())), list(hours.get("suppressed", ()))
+    runs, suppressed = _begun(hours), list(hours.get("suppressed", ()))
     trouble = [
         sum(numbers) for numbers in zip(*(hours[name] for name in TROUBLE if name in hours), strict=True)
     ]
@@ -84,6 +84,13 @@ def sparkline(hours: Mapping[str, Sequence[int]]) -> Sparkline:
         for place, (run, more, bad) in enumerate(zip(runs, suppressed, trouble, strict=True))
     ]
     return Sparkline(columns, SPARK_WIDTH, SPARK_HEIGHT, sum(runs), sum(suppressed), sum(trouble), busiest)
+
+
+def _begun(hours: Mapping[str, Sequence[int]]) -> list[int]:
+    """Bodies by hour; a start may have been granted in one and put off in the next."""
+    granted = hours.get("granted", ())
+    unentered = hours.get("not_entered", [0] * len(granted))
+    return [max(starts - none, 0) for starts, none in zip(granted, unentered, strict=True)]
 
 
 def _column(x: float, width: float, runs: int, more: int, trouble: bool, busiest: int) -> Column:

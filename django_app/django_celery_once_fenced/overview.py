@@ -20,7 +20,7 @@ from django.utils import timezone
 from celery_once_fenced import audit, runtime
 from celery_once_fenced.errors import OnceError
 from celery_once_fenced.stores import Census, Hold, TaskCensus
-from celery_once_fenced.stores.counters import HOLD_MAX, hold_quantile
+from celery_once_fenced.stores.counters import HOLD_MAX, begun_of, hold_quantile
 from celery_once_fenced.stores.listing import Hours
 from django_celery_once_fenced import conf, tiers
 from django_celery_once_fenced.charts import Bar, Sparkline, bar, sparkline
@@ -79,6 +79,10 @@ class TaskRow:
     @property
     def _age(self) -> float | None:
         return None if self.oldest is None else max(0.0, (timezone.now() - self.oldest).total_seconds())
+
+    @property
+    def begun(self) -> int:
+        return begun_of(self.counters)
 
     def quantile(self, share: float) -> float | None:
         return hold_quantile(self.counters, share)

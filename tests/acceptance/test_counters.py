@@ -124,6 +124,7 @@ def counters_are_exact(counted: Counter[str], told: Counter[str], truth: Counter
         wanted = {
             "suppressed": told[f"duplicate {name}"],
             "granted": began + replayed + stepped_aside,
+            "not_entered": replayed + stepped_aside,
             "released": began - killed + replayed + stepped_aside,
             "expired": killed,
             "lost": 0,

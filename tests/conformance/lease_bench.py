@@ -183,6 +183,7 @@ class Bench:
         held: float | None = None,
         counter: str = "",
         freed: bool = False,
+        entered: bool = True,
     ) -> bool:
         return self.store.end(
             End(
@@ -197,6 +198,7 @@ class Bench:
                 held=held,
                 counter=counter,
                 freed=freed,
+                entered=entered,
                 seq=self.numbers.get(delivery, 0) or self.queued.get(delivery, 0),
             )
         )

@@ -11,6 +11,7 @@ import pytest
 
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.stores import Renewal
+from celery_once_fenced.stores.counters import begun_of, runs_of
 from tests.conformance.lease_bench import HOLD, LEASE, Bench, key
 
 WINDOW = 600.0
@@ -602,6 +603,17 @@ def test_run_times_go_into_the_histogram(bench: Bench) -> None:
         "hold_sum_ms": 100_000_404,
         "hold_max_ms": 100_000_000,
     }
+
+
+def test_start_whose_body_was_not_begun_is_counted(bench: Bench) -> None:
+    bench.start("d1", "h1")
+    bench.end("d1", "h1", entered=False, counter="replayed")
+    bench.start("d2", "h2")
+    bench.end("d2", "h2", held=1.0)
+    counted = bench.counters
+    assert (counted["granted"], counted["not_entered"], counted["replayed"]) == (2, 1, 1)
+    assert (begun_of(counted), runs_of(counted)) == (1, 1)
+    assert sum(bench.store.hours()[bench.task]["not_entered"]) == 1
 
 
 def test_further_counters_are_added_to_the_tasks(bench: Bench) -> None:

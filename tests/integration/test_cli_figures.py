@@ -99,7 +99,13 @@ def test_stats_count_what_is_held_and_what_happened(app: Celery, ledger: Ledger)
         )
     leave_in_doubt(ledger)
     charge, feed = rows(run(app, "stats", "--json"))
-    assert (feed["task"], feed["running"], feed["queued"], feed["runs"]) == ("shop.feed", 1, 0, 3)
+    assert (feed["task"], feed["running"], feed["queued"], feed["begun"], feed["runs"]) == (
+        "shop.feed",
+        1,
+        0,
+        4,
+        3,
+    )
     assert (feed["counters"]["granted"], feed["counters"]["suppressed"], feed["counters"]["lost"]) == (
         4,
         2,

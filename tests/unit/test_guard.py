@@ -27,6 +27,7 @@ from celery_once_fenced.policy import SPANS
 from celery_once_fenced.run import Again, Conflict, Defer, Drop, Execution, Returned, Skip
 from celery_once_fenced.stores import Defer as Deferral
 from celery_once_fenced.stores import Enqueue, Held, Mode, Settle
+from celery_once_fenced.stores.counters import begun_of
 from tests.fixtures.deliveries import (
     LEASE,
     Bench,
@@ -565,7 +566,17 @@ def test_busy_fence_defers_and_gives_q_back(bench: Bench) -> None:
     aside = bench.run(ex, never)
     assert (type(aside), aside.why, aside.seconds, aside.limit) == (Defer, "fence_busy", 0.25, 0)
     assert aside.resource == ex.resource
+    counted = bench.leases.stats()[ex.task]
+    assert (counted["granted"], begun_of(counted)) == (1, 0)
     assert bench.leases.slots() == {"q": ex.task_id}
+
+
+def test_bodies_are_counted_when_they_begin_and_not_when_they_are_answered(bench: Bench) -> None:
+    begun = []
+    bench.run(post(), lambda grant: begun.append(begun_of(bench.leases.stats()["shop.post"])))
+    bench.run(post("d2"), never)  # answered from the ledger
+    counted = bench.leases.stats()["shop.post"]
+    assert (begun, begun_of(counted), counted["granted"], counted["replayed"]) == ([1], 1, 2, 1)
 
 
 def hold_elsewhere(bench: Bench, **fields: Any) -> Held:

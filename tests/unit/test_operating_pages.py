@@ -12,7 +12,7 @@ import pytest
 from celery_once_fenced.audit import Audited
 from celery_once_fenced.cli import Exit, once
 from celery_once_fenced.cli.holding import COLUMNS
-from celery_once_fenced.cli.measuring import NOW, TIMES
+from celery_once_fenced.cli.measuring import BODIES, NOW, TIMES
 from celery_once_fenced.observers.prometheus import OnceCollector
 from tests.unit.test_reference_pages import CODE, REFERENCE, documented, names, rows
 
@@ -61,7 +61,7 @@ FIELDS: dict[str, set[str]] = {
     "audit": {field.name for field in fields(Audited)},
     "doctor": {"id", "level", "text", "remedy"},
     "leases": {"digest", *COLUMNS},
-    "stats": {*NOW, *TIMES, "runs", "counters"},
+    "stats": {*NOW, *TIMES, *BODIES, "counters"},
 }
 
 

@@ -113,7 +113,7 @@ local function whole(number)
 end
 
 -- Counted by the hour, for a day: what a person wants to see the course of.  Older hours are added to the totals.
-local HOURLY = { granted = true, suppressed = true, expired = true, lost = true, fenced_off = true, repeated = true }
+local HOURLY = { granted = true, not_entered = true, suppressed = true, expired = true, lost = true, fenced_off = true, repeated = true }
 local HOURS_KEPT = 26
 
 -- The counters that are kept by the hour, as hour, counter and number each.

@@ -1,7 +1,7 @@
 -- The body is over: free r, and leave what the delivery needs next (E8, E8b, C10).
 --
 -- ARGV  1 digest  2 name of r  3 task  4 delivery  5 holder  6 task id  7 mark in ms  8 requeue in ms
---       9 histogram field ("" = no body ran)  10 ms it ran  11 one more counter, or ""  12 text
+--       9 histogram field ("" = no body ran)  10 ms it ran  11 more counters, with spaces between  12 text
 --       13 number of the call, or ""  14 "1" where the holder knows that a person released r
 --       15 "1" where this question is sent a second time for want of an answer
 -- Answers 1 if r was this holder's, else 0.
@@ -53,8 +53,8 @@ if not answered then
   if field ~= '' then
     note_duration()
   end
-  if extra ~= '' then
-    count(task, extra)
+  for counter in extra:gmatch('%S+') do
+    count(task, counter)
   end
 end
 sweep()
