@@ -23,6 +23,7 @@ from celery_once_fenced import runtime
 from celery_once_fenced.keys import Key
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.stores import Enqueue, Start
+from django_celery_once_fenced.lock_list import LockQuery, lock_page
 from django_celery_once_fenced.models import Event, Fence, LedgerEntry
 from example_project.shop.models import Account, Order
 from tests.fixtures.ledger import Ledger, operation
@@ -220,6 +221,92 @@ def test_who_may_only_look_is_offered_nothing_and_can_do_nothing(
         assert viewer.post(address, data).status_code == 403
     assert leases.look(digest)
     assert LogEntry.objects.count() == 0
+
+
+EVENTS, DOUBTS, OVERVIEW = (f"/admin/once_fenced/{page}/" for page in ("event", "indoubt", "overview"))
+DONE = {
+    "confirmed": "1",
+    "forget": "1",
+    "resolve": "1",
+    "outcome": "failed",
+    "reason": "because",
+    "grace": "1",
+}
+"""What answers every question, whichever it is."""
+
+
+@pytest.fixture
+def posts(leases: Any, ledger: Ledger) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Everything that can be posted to the pages, as the pages themselves would post it; the first five do something."""
+    digest = queued(leases, "feed:1")
+    held, done, doubtful = operation("post:1", "account:7"), operation("post:2"), operation("post:3")
+    ledger.hold(held)
+    ledger.run(ledger.hold(done))
+    ledger.run(ledger.hold(operation("post:4")))
+    ledger.hold(doubtful)
+    LedgerEntry.objects.filter(pk=doubtful.digest.hex()).update(state="in_doubt")
+    LedgerEntry.objects.filter(key__startswith="post:4").update(
+        retain_until=timezone.now() - timedelta(days=9)
+    )
+    seen = [lock.seen for lock in lock_page(LockQuery()).locks]
+    rows = {op: LedgerEntry.objects.get(pk=op.digest.hex()) for op in (done, doubtful)}
+    chosen = {op: {"_selected_action": [row.pk], "seen": [row.holder]} for op, row in rows.items()}
+    event = Event.objects.create(at=timezone.now(), kind="x")
+    pages = {f"{LOCKS}{quote('q:' + digest)}/", f"{LOCKS}{quote('f:account:7')}/", f"{EVENTS}{event.pk}/"}
+    pages |= {f"{RECORDS}{rows[done].pk}/", f"{DOUBTS}{rows[doubtful].pk}/"}
+    return {
+        "release": (f"{LOCKS}ask/release/", {"_selected_action": seen}),
+        "bump": (f"{LOCKS}ask/bump/", {"_selected_action": seen}),
+        "forget": (RECORDS, {"action": "forget", **chosen[done]}),
+        "resolve": (DOUBTS, {"action": "resolve", **chosen[doubtful]}),
+        "prune": (f"{RECORDS}prune/", {}),
+        "release from the list": (LOCKS, {"action": "release", "_selected_action": seen}),
+        "bump from the list": (LOCKS, {"action": "bump", "_selected_action": seen}),
+        "forget what is in doubt": (DOUBTS, {"action": "forget", **chosen[doubtful]}),
+        "resolve among the records": (RECORDS, {"action": "resolve", **chosen[doubtful]}),
+        "prune what is in doubt": (f"{DOUBTS}prune/", {}),
+        "overview": (OVERVIEW, {"action": "prune"}),
+        **{
+            f"{verb} {page}": (f"{page}{verb}/", {"post": "yes", "state": "succeeded", "token": "99"})
+            for page in pages
+            for verb in ("change", "delete")
+        },
+        **{f"add to {page}": (f"{page}add/", {}) for page in (LOCKS, RECORDS, DOUBTS, EVENTS, OVERVIEW)},
+    }
+
+
+def everything(leases: Any) -> Any:
+    rows = [list(model.objects.order_by("pk").values()) for model in (LedgerEntry, Fence, Event, LogEntry)]
+    return rows, sorted(hold.holder for hold in leases.holds())
+
+
+ALL_VIEWS = ("view_overview", "view_heldlock", "view_ledgerentry", "view_indoubt", "view_event", "view_fence")
+
+
+@pytest.mark.parametrize("permissions", [ALL_VIEWS, ()], ids=["may look", "may nothing"])
+def test_nothing_can_be_done_by_a_post_without_its_permission(
+    client_of: Callable[..., Client],
+    posts: dict[str, tuple[str, dict[str, Any]]],
+    leases: Any,
+    permissions: tuple[str, ...],
+) -> None:
+    before = everything(leases)
+    for client in (client_of(*permissions), Client()):
+        for name, (address, given) in posts.items():
+            answer = client.post(address, {**DONE, **given})
+            assert answer.status_code in (200, 302, 403, 404), name
+            assert everything(leases) == before, name
+
+
+@pytest.mark.parametrize("name", ["release", "bump", "forget", "resolve", "prune"])
+def test_the_same_post_with_the_permission_does_it(
+    client_of: Callable[..., Client], posts: dict[str, tuple[str, dict[str, Any]]], leases: Any, name: str
+) -> None:
+    """The control of the one above."""
+    before = everything(leases)
+    address, given = posts[name]
+    client_of(superuser=True).post(address, {**DONE, **given})
+    assert everything(leases) != before
 
 
 def test_each_action_has_a_permission_of_its_own(client_of: Callable[..., Client], leases: Any) -> None:
