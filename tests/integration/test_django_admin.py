@@ -59,7 +59,8 @@ def test_strangers_are_sent_to_the_log_in(page: str) -> None:
 def test_nobody_adds_changes_or_deletes(client_of: Callable[..., Client], page: str) -> None:
     client = client_of(superuser=True)
     rows = (fence(), entry(state="in_doubt"), Event.objects.create(at=timezone.now(), kind="x"))
-    pk = "f:account:7" if page == PAGES["heldlock"] else rows[2 if page == PAGES["event"] else 1].pk
+    pks = {PAGES["overview"]: rows[0].pk, PAGES["heldlock"]: "f:account:7", PAGES["event"]: rows[2].pk}
+    pk = pks.get(page, rows[1].pk)
     assert client.get(f"{page}add/").status_code == 403
     assert client.post(f"{page}{pk}/delete/", {"post": "yes"}).status_code == 403
     assert client.post(f"{page}{pk}/change/", {"token": "99"}).status_code == 403
@@ -325,7 +326,7 @@ def test_the_page_of_one_row_takes_a_fixed_number_of_queries(admin: Client, leas
     fence(key_digest=row.pk)
 
     def rows(count: int) -> int:
-        for number in range(count):
+        for _number in range(count):
             event = Event.objects.create(at=timezone.now(), kind="fence.taken_over", key_digest=row.pk)
             Effect.objects.create(
                 entry=row, name=f"step {secrets.token_hex(4)}", state="done", generation=1, downstream_key="dk", holder="h",
