@@ -121,13 +121,14 @@ class Admission:
             emit("call.kept", key=ask.key.digest, task=ask.task, holder_task=holder)
             return Permit("kept_last", reason, by, answer.seq)
         emit("duplicate.suppressed", key=ask.key.digest, task=ask.task, holder_task=holder, why=reason)
-        if is_repeated(answer.times):
+        if answer.repeated_for:
             emit(
                 "duplicate.repeated",
                 key=ask.key.digest,
                 task=ask.task,
                 holder_task=holder,
                 times=answer.times,
+                seconds=round(answer.repeated_for, 1),
             )
         if call.raises:
             raise DuplicateError(ask.key.text, holder)
@@ -187,14 +188,6 @@ class Admission:
         except StoreUnavailableError as error:
             emit("store.failed", operation="extend", key=question.key.digest, why=str(error))
             return None
-
-
-def is_repeated(times: int) -> bool:
-    """Whether so many refusals in a row are worth a warning: the tenth, the hundredth and so on."""
-    if times < 10:
-        return False
-    digits = str(times)
-    return digits[0] == "1" and not digits[1:].strip("0")
 
 
 def _or_error(decide: Callable[..., Permit], *about: Any) -> Permit | Exception:

@@ -251,7 +251,7 @@ def _on_incidents(subject: Subject) -> Iterator[Advice]:
     if repeated := subject.counters.get("repeated", 0):
         yield Advice(
             "look",
-            f"one key was suppressed many times in a row, {repeated} times over: see who holds it with `once leases`",
+            f"one key was suppressed many times in a row, for longer than a run takes, {repeated} times over: see who holds it with `once leases`",
         )
 
 

@@ -119,7 +119,8 @@ def _around(holds: tuple[Hold, ...], around: Surroundings) -> Iterator[str]:
     if around.waiting:
         yield _line_sentence(around)
     if around.refused:
-        yield f"{_counted(around.refused, 'call')} refused in a row since it last ran"
+        since = _since(around.refused_since)
+        yield f"{_counted(around.refused, 'call')} refused in a row since it last ran{since}"
 
 
 def _unconfirmed_sentence(around: Surroundings) -> str:

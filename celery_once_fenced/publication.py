@@ -188,7 +188,10 @@ class Publication:
         task, span = self.task.name, self._blueprint.policy.span
         call = kept.pack(task, self.args, self.kwargs) if span.keeps_last and mode == "new" else ""
         seconds = queued_hold(hold, delay=self._delay, expires=self._expires)
-        return Enqueue(key, task, span, header.delivery, self.task_id, seconds, mode, header.seq, call)
+        patience = self._blueprint.policy.lease + self._delay
+        return Enqueue(
+            key, task, span, header.delivery, self.task_id, seconds, mode, header.seq, call, patience
+        )
 
     def _call(self, key: Key, header: Header) -> Call:
         policy = self._blueprint.policy

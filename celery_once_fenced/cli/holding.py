@@ -153,6 +153,7 @@ def _around_row(around: Surroundings) -> dict[str, Any]:
         "waiting": around.waiting,
         "waiting_since": _moment(around.waiting_since),
         "refused": around.refused,
+        "refused_since": _moment(around.refused_since),
         "kept_at": _moment(around.kept_at),
         "newest_task": around.newest_task,
         "newest_at": _moment(around.newest_at),

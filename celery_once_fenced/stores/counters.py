@@ -28,7 +28,7 @@ COUNTED_BY_STORES = (
     "awaiting",  # enqueue refused an awaited call, which is published all the same
     "replaced",  # enqueue took q from another (E13a)
     "kept_last",  # enqueue left a call to the one in q (E13b)
-    "repeated",  # a key refused its tenth, hundredth, … call in a row
+    "repeated",  # a key refused ten, a hundred, … calls in a row, for longer than a run takes
     "deferred",  # a message stepped aside
     "overflowed",  # it could not: one waiter too many (D3)
     "granted", "twin", "successor", "busy", "ending", "done", "superseded",  # the answers of start
@@ -48,7 +48,7 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "awaiting": "Duplicate calls published all the same because something awaits their result",
         "replaced": "Queued calls whose place a newer call took",
         "kept_last": "Calls kept as the newest arguments of a queued one",
-        "repeated": "Times that a key refused its tenth, hundredth, … call in a row",
+        "repeated": "Times that a key refused ten, a hundred, … calls in a row, for longer than a run takes",
         "busy": "Starts refused because another task ran under the key",
         "twin": "Starts refused because the same delivery was running",
         "successor": "Starts refused because an earlier delivery of the same task id was running",

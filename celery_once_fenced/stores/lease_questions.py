@@ -55,6 +55,8 @@ class Enqueue:
     """The number of the call, where it has one; 0: none yet."""
     call: str = ""
     """The call itself as text, where the span keeps the last one (E13b)."""
+    patience: float = 0.0
+    """Seconds for which refusals in a row are no wonder: a lease, and the delay of the call."""
 
 
 @record(frozen=True, slots=True)
@@ -68,6 +70,9 @@ class Enqueued:
     """The number of the call under an ordered span; it travels in the header."""
     times: int = 0
     """How often the key has refused a call since it last ran."""
+    repeated_for: float = 0.0
+    """Seconds that it has refused them, where that is worth a warning: ten in a row, a hundred and so on, for longer than
+    is no wonder and than any run took (as far as the store knows); 0: it is not."""
 
 
 @record(frozen=True, slots=True)

@@ -127,6 +127,8 @@ class Surroundings:
     """When the first of them began to wait; of very many, of some."""
     refused: int = 0
     """Calls that the key refused in a row since it last ran."""
+    refused_since: float | None = None
+    """When it refused the first of them."""
     kept_at: float | None = None
     """When the newest call was made whose arguments are kept, for the queued call or the running one (E13b)."""
     newest_task: str = ""

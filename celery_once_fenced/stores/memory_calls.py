@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from celery_once_fenced.stores import Confirm, Defer, Deferred, Enqueue, Enqueued
+from celery_once_fenced.stores.counters import HOLD_MAX
 from celery_once_fenced.stores.memory_line import wait
 from celery_once_fenced.stores.memory_order import Aside, displacement, number
 from celery_once_fenced.stores.memory_state import Held, State, hold_of
@@ -17,6 +19,15 @@ from celery_once_fenced.stores.memory_state import Held, State, hold_of
 __all__ = ["confirm", "defer", "enqueue"]
 
 DAY = 86400.0
+
+
+class Streak(NamedTuple):
+    """Refusals in a row."""
+
+    times: int
+    since: float
+    due: int
+    """At how many it is to be told."""
 
 
 def enqueue(state: State, ask: Enqueue) -> Enqueued:
@@ -126,16 +137,26 @@ def _refuse(state: State, ask: Enqueue, by: Held) -> Enqueued:
         state.count(ask.task, "kept_last")
         return Enqueued(False, shown, kept=True, seq=seq)
     state.count(ask.task, "suppressed")
-    return Enqueued(False, shown, times=_streak(state, ask))
+    times, repeated_for = _streak(state, ask)
+    return Enqueued(False, shown, times=times, repeated_for=repeated_for)
 
 
-def _streak(state: State, ask: Enqueue) -> int:
+def _streak(state: State, ask: Enqueue) -> tuple[int, float]:
     """A key that refuses calls and never runs is an outage that nobody notices.  A window refuses by design."""
+    digest = ask.key.digest
     if ask.span.is_window:
-        return 0
-    times: int = (state.noted("streak", ask.key.digest) or 0) + 1
-    left = state.note_left("streak", ask.key.digest)
-    state.note("streak", ask.key.digest, times, left or max(DAY, ask.hold))
-    if times >= 10 and set(str(times)[1:]) == {"0"} and str(times)[0] == "1":
+        return 0, 0.0
+    streak: Streak = state.noted("streak", digest) or Streak(0, state.now(), 10)
+    streak = streak._replace(times=streak.times + 1)
+    age = _untold(state, ask, streak)
+    if age:
+        streak = streak._replace(due=10 ** len(str(streak.times)))
         state.count(ask.task, "repeated")
-    return times
+    state.note("streak", digest, streak, state.note_left("streak", digest) or max(DAY, ask.hold))
+    return streak.times, age
+
+
+def _untold(state: State, ask: Enqueue, streak: Streak) -> float:
+    age = state.now() - streak.since
+    no_wonder = max(ask.patience, state.counters[ask.task][HOLD_MAX] / 1000)
+    return max(age, 0.001) if streak.times >= streak.due and age >= no_wonder else 0.0

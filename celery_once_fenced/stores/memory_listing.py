@@ -43,10 +43,12 @@ class MemoryListing:
             line, aside = line_of(state, digest), displacement(state, digest)
             started, (kept, _) = newest_started(state, digest), last_kept(state, digest)
             waits = min((place.since for place in line.values()), default=None)
+            streak = state.noted("streak", digest)
             return Surroundings(
                 waiting=len(line),
                 waiting_since=None if waits is None else waits / 1000,
-                refused=state.noted("streak", digest) or 0,
+                refused=streak.times if streak else 0,
+                refused_since=streak.since if streak else None,
                 kept_at=kept / 1_000_000 if kept else None,
                 newest_task=started.hold.task_id if started else "",
                 newest_at=started.seq / 1_000_000 if started else None,

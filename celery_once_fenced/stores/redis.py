@@ -103,6 +103,7 @@ class RedisLeaseStore(RedisListing):
             encode(ask.task_id),
             milliseconds(ask.hold) or 1,
             ask.key.text[:MAX_TEXT],
+            milliseconds(ask.patience),
             *((ask.seq or "", ask.call) if ask.span.ordered else ()),
         )
 
@@ -267,9 +268,9 @@ def _enqueued(ask: Enqueue, answer: Any) -> Enqueued:
     if answer == 1:
         return Enqueued(True)
     what, count, *hold = answer
-    by = parse_hold(hold[0], ask.key.digest, *hold[1:]) if hold else None
+    by = parse_hold(hold[0], ask.key.digest, *hold[1:3]) if hold else None
     if what == "refused":
-        return Enqueued(False, by, times=number(count))
+        return Enqueued(False, by, times=number(count), repeated_for=hold[3] / 1000)
     return Enqueued(what == "granted", by, kept=what == "kept", seq=number(count))
 
 

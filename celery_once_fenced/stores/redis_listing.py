@@ -67,7 +67,8 @@ class RedisListing:
         return Surroundings(
             waiting=waiting,
             waiting_since=number(since) / 1000 if since else None,
-            refused=number(refused),
+            refused=number(refused[0]),
+            refused_since=number(refused[1]) / 1000 or None,
             kept_at=number(kept) * MICROSECOND or None,
             newest_task=newest.task_id if newest else "",
             newest_at=newest.since if newest else None,

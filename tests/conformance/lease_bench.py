@@ -95,6 +95,7 @@ class Bench:
         mode: Literal["new", "awaited", "successor"] = "new",
         hold: float = HOLD,
         retry_of: str = "",
+        patience: float = 0.0,
     ) -> Enqueued:
         """``retry_of``: the delivery whose number a retry carries on."""
         answer = self.store.enqueue(
@@ -108,6 +109,7 @@ class Bench:
                 mode=mode,
                 seq=self.numbers.get(retry_of, 0),
                 call=f"call of {delivery}" if self.span.keeps_last else "",
+                patience=patience,
             )
         )
         self.numbers[delivery] = answer.seq
@@ -269,6 +271,8 @@ class RedisBench(Bench):
             left = self.client.pttl(name)
             if b":waiting:" in name or b":wanted:" in name or name.endswith(b":index"):
                 self._age_members(name, seconds)
+            if b":streak:" in name:
+                self.client.hincrby(name, "since", -round(seconds * 1000))
             if b":displaced:" in name:
                 self._age_displacement(name, seconds)
             if left > 0:

@@ -311,6 +311,15 @@ FAULTS = {
         "now = now",
         (order.test_refusals_in_a_row_are_counted_until_the_key_runs,),
     ),
+    "rush_is_a_warning": Fault(
+        "enqueue",
+        " or age < math.max(patience, longest)",
+        "",
+        (
+            order.test_rush_on_a_key_that_runs_as_it_should_is_no_warning,
+            order.test_run_that_takes_as_long_as_runs_do_is_no_wonder,
+        ),
+    ),
     "unseen_expiry_is_forgotten": Fault(
         "start",
         SWEEP,

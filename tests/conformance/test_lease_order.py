@@ -419,6 +419,66 @@ def test_refusals_in_a_row_are_counted_until_the_key_runs(bench: Bench) -> None:
     assert bench.enqueue("d11").times == 1
 
 
+def refused(bench: Bench, times: int, patience: float = LEASE) -> list[bool]:
+    """Whether each of so many calls was worth a warning."""
+    before = bench.store.surroundings(bench.key.digest).refused
+    asked = [bench.enqueue(f"d{before + i}", patience=patience) for i in range(1, times + 1)]
+    assert not any(answer.granted for answer in asked)
+    return [answer.repeated_for > 0 for answer in asked]
+
+
+def test_rush_on_a_key_that_runs_as_it_should_is_no_warning(bench: Bench) -> None:
+    bench.start("d0", "h0")
+    assert not any(refused(bench, 120))
+    assert bench.counters["repeated"] == 0
+    assert bench.store.surroundings(bench.key.digest).refused == 120
+
+
+def test_refusals_for_longer_than_is_no_wonder_are_told_at_once_and_then_at_the_next_power_of_ten(
+    bench: Bench,
+) -> None:
+    bench.start("d0", "h0", lease=HOLD)
+    refused(bench, 50)
+    bench.later(LEASE + 1)
+    told = bench.enqueue("late", patience=LEASE)
+    assert (told.times, told.repeated_for) == (51, pytest.approx(LEASE + 1, abs=20))
+    assert not any(refused(bench, 48))
+    assert refused(bench, 1) == [True]
+    assert bench.counters["repeated"] == 2
+    assert bench.store.surroundings(bench.key.digest).refused == 100
+
+
+def test_few_refusals_are_no_warning_however_long_they_take(bench: Bench) -> None:
+    bench.start("d0", "h0", lease=HOLD)
+    told = []
+    for _ in range(10):
+        bench.later(LEASE)
+        told += refused(bench, 1)
+    assert told == [False] * 9 + [True]
+
+
+def test_run_that_takes_as_long_as_runs_do_is_no_wonder(bench: Bench) -> None:
+    bench.start("d0", "h0", lease=HOLD)
+    bench.end("d0", "h0", held=900.0)
+    bench.start("d1", "h1", lease=HOLD)
+    refused(bench, 10)
+    bench.later(600)
+    assert not any(refused(bench, 10))
+    bench.later(301)
+    assert any(refused(bench, 1))
+
+
+def test_streak_ends_when_the_key_runs(bench: Bench) -> None:
+    bench.enqueue("d0")
+    refused(bench, 20)
+    bench.start("d0", "h0")
+    bench.later(LEASE - 1)
+    refused(bench, 1)
+    since = bench.store.surroundings(bench.key.digest).refused_since
+    assert since is not None
+    assert (bench.store.surroundings(bench.key.digest).refused, bench.counters["repeated"]) == (1, 0)
+
+
 def test_window_refuses_by_design(bench: Bench) -> None:
     feed = bench.of("until_expired")
     feed.enqueue("d0")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from celery_once_fenced.admission import is_repeated
 from celery_once_fenced.events import observing
 from celery_once_fenced.run import Conflict, Defer, Execution, Returned, Skip, Superseded
 from celery_once_fenced.stores import Enqueue
@@ -125,14 +124,6 @@ def test_twin_is_not_in_the_line(bench: Bench) -> None:
         assert aside.seconds == pytest.approx(LEASE, rel=0.1)
 
     bench.run(delivery("d1"), meanwhile)
-
-
-@pytest.mark.parametrize(
-    ("times", "told"),
-    [(0, False), (1, False), (9, False), (10, True), (11, False), (100, True), (200, False)],
-)
-def test_refusals_are_told_at_powers_of_ten(times: int, told: bool) -> None:
-    assert is_repeated(times) is told
 
 
 # --- messages that nobody announced (W5) ------------------------------------------------------------------------------

@@ -658,3 +658,31 @@ def test_a_call_without_a_key_fails_the_assertion(once: Enforced, declare: Any) 
         assert_held(task.s(1))
     with pytest.raises(AssertionError, match="give a signature"):
         assert_held(task)
+
+
+# --- refused again and again ------------------------------------------------------------------------------------------
+
+
+def warned(call: Callable[[], Any], times: int) -> int:
+    seen: list[Event] = []
+    with observing(seen.append):
+        for _ in range(times):
+            assert call().outcome.status == "duplicate"
+    return sum(event.name == "duplicate.repeated" for event in seen)
+
+
+@pytest.mark.parametrize(("delay", "patience"), [(0, 60), (600, 660)])
+def test_refusals_are_a_warning_when_they_last_longer_than_lease_and_delay(
+    once: Enforced, declare: Any, delay: int, patience: int
+) -> None:
+    task = declare(lease=60)
+
+    def call() -> Any:
+        return task.apply_async((1,), countdown=delay or None)
+
+    with once.hold(task.s(1), queued=True):
+        assert warned(call, 30) == 0
+        once.clock.advance(patience - 1)
+        assert warned(call, 30) == 0
+        once.clock.advance(2)
+        assert warned(call, 30) == 1

@@ -15,7 +15,8 @@
 --   <bucket>waiting:<digest>    sorted set of deferred deliveries by expiry in unix ms: "delivery|since" (D3)
 --   <bucket>wants:<digest>      the resource that its waiters last found held by another key (C10)
 --   <bucket>wanted:<sha1>       sorted set, as waiting, of those who wait for a resource: "digest|delivery|since"
---   <bucket>streak:<digest>     how often the key was refused since it last ran
+--   <bucket>streak:<digest>     hash: how many times the key was refused since it last ran, since when (unix ms), and at how
+--                               many times it is to be told
 --   <bucket>index               sorted set of the holds by expiry in unix ms: "q||digest|task", "r|name|digest|task"
 --   <bucket>stats:<task>        hash of counters;  <bucket>tasks  set of the tasks that have one
 --   <bucket>hours:<task>        hash of the counters of HOURLY by unix hour: "<hour>:<counter>", not yet in stats

@@ -1,10 +1,12 @@
 -- Take q for a message that is about to be published (E3, E10, E13, D1).
 --
 -- ARGV  1 digest  2 task  3 flags of the span  4 mode  5 delivery  6 task id  7 hold in ms  8 text
---       ordered spans (o):  9 number the call already has, or ""  10 the call itself, where it may be kept (k)
+--       9 for how many ms refusals in a row are no wonder
+--       ordered spans (o):  10 number the call already has, or ""  11 the call itself, where it may be kept (k)
 -- Answers 1 where q is taken, or nothing had to be.  Else
 --   {"granted", seq}                    taken under a number, and {…, "q", value, ms left} of the hold it displaced
---   {"refused", times, slot, value, ms left}   who is in the way, and how often in a row the key has refused a call
+--   {"refused", times, slot, value, ms left, ms}   who is in the way, how often in a row the key has refused a call, and
+--                                              for how many ms, where that is to be told, else 0
 --   {"kept", seq, "q", value, ms left}         the call is left to the one in q
 --   {"awaiting", seq, "q", value, ms left}     as refused, numbered: it is published all the same
 --
@@ -17,7 +19,7 @@
 -- A hold is never shortened here.  Numbers of one key only go up, whatever the clock does.
 
 local digest, task, flags, mode, delivery, task_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local ttl, text, numbered, call = tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]
+local ttl, text, patience, numbered, call = tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9]), ARGV[10], ARGV[11]
 local DAY = 86400000
 
 local function has(flag)
@@ -92,27 +94,39 @@ local function in_the_way()
   return has('r') and occupant('r', digest) or nil
 end
 
+-- For how many ms a streak has lasted, where it is to be told: of ten, a hundred and so on, longer than is no wonder, and
+-- than any run of the task took that ended in this bucket.  A rush on a key that runs as it should is not.
+local function untold(name, times)
+  local known = redis.pcall('HMGET', name, 'since', 'due')
+  local age = now - (tonumber(known[1]) or now)
+  local longest = tonumber(redis.pcall('HGET', bucket .. 'stats:' .. task, 'hold_max_ms')) or 0
+  if times < (tonumber(known[2]) or 10) or age < math.max(patience, longest) then
+    return 0
+  end
+  redis.pcall('HSET', name, 'due', whole(10 ^ #tostring(times)))
+  count(task, 'repeated')
+  return math.max(age, 1)
+end
+
 -- A key that refuses calls and never runs is an outage that nobody notices.  A window refuses by design.
 local function streak()
   if window then
-    return 0
+    return 0, 0
   end
   local name = bucket .. 'streak:' .. digest
-  local times = redis.pcall('INCR', name)
+  local times = redis.pcall('HINCRBY', name, 'times', 1)
   if type(times) ~= 'number' then
-    return 0
+    return 0, 0
   end
   if times == 1 then
+    redis.pcall('HSET', name, 'since', whole(now))
     redis.pcall('PEXPIRE', name, math.max(DAY, ttl))
   end
-  if tostring(times):match('^10+$') then
-    count(task, 'repeated')
-  end
-  return times
+  return times, times < 10 and 0 or untold(name, times)
 end
 
 local function refused(by)
-  local what, n = 'refused', 0
+  local what, n, lasting = 'refused', 0, 0
   if mode == 'awaited' then
     what, n = 'awaiting', has('o') and number() or 0
     count(task, 'awaiting')
@@ -121,10 +135,10 @@ local function refused(by)
     redis.call('SET', bucket .. 'next:' .. digest, n .. '|' .. call, 'PX', math.max(ttl, left(by, ttl)))
     count(task, 'kept_last')
   else
-    n = streak()
+    n, lasting = streak()
     count(task, 'suppressed')
   end
-  return { what, n, by.slot, by.value, left(by, ttl) }
+  return { what, n, by.slot, by.value, left(by, ttl), lasting }
 end
 
 local function answer()

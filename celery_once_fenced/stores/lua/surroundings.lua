@@ -1,5 +1,5 @@
 -- What is known of one key beside who holds it, for people.  ARGV  1 digest
--- Answers {waiters, since of the first in unix ms or "", refusals in a row, number of the kept call or 0,
+-- Answers {waiters, since of the first in unix ms or "", {refusals in a row, since of the first in unix ms}, number of the kept call or 0,
 --          value of the newest started call or "", delivery of an unconfirmed replacement or "", q value it displaced,
 --          resource that the waiters found held by another key or ""}.
 -- Changes nothing.
@@ -21,11 +21,12 @@ end
 
 local counted = redis.pcall('ZCOUNT', waiting, '(' .. now, '+inf')
 local waiters = type(counted) == 'number' and counted or 0
+local refused = redis.pcall('HMGET', bucket .. 'streak:' .. digest, 'times', 'since')
 local started, aside = newest_started(digest), displacement(digest)
 return {
   waiters,
   first_since(),
-  text_of('streak', digest) or 0,
+  type(refused[1]) == 'string' and refused or { 0, 0 },
   whole((last_kept(digest))),
   started and started.value or '',
   aside and aside.delivery or '',
