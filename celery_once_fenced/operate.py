@@ -190,20 +190,25 @@ def release(key: str, holder: str, *, reason: str = "", actor: str = "") -> bool
     if found is None:
         return False
     freed: list[object] = []
+    away: StoreUnavailableError | None = None
     try:  # the fence first: with the lease free and the fence not, a next run would start only to be told to wait
         if here.ledger is not None:
             freed += _release_fences(here.ledger, found, holder, reason, actor)
-    finally:
-        freed += _release_leases(here, found, holder, reason, actor)
-        emit(
-            "lease.released_by_hand",
-            key=found.digest,
-            holder=holder,
-            freed=bool(freed),
-            actor=actor,
-            why=reason,
-        )
+    except StoreUnavailableError as error:
+        away = error
+    freed += _release_leases(here, found, holder, reason, actor)
+    emit(
+        "lease.released_by_hand", key=found.digest, holder=holder, freed=bool(freed), actor=actor, why=reason
+    )
+    if away is not None:
+        raise _partly(away) if freed else away
     return bool(freed)
+
+
+def _partly(away: StoreUnavailableError) -> StoreUnavailableError:
+    """Who reads the error must know that the key may run again, while its old fence still holds."""
+    store, problem = away.args
+    return StoreUnavailableError(store, f"{problem}; the lease in Redis was freed, its fence is not known")
 
 
 def _release_fences(
