@@ -21,7 +21,16 @@ from django.test.utils import override_settings
 from celery_once_fenced import runtime
 from celery_once_fenced.keys import Key
 from celery_once_fenced.policy import SPANS
-from celery_once_fenced.stores import Claim, Completion, EffectFinish, EffectStart, Enqueue, Held, Start
+from celery_once_fenced.stores import (
+    Claim,
+    Completion,
+    Defer,
+    EffectFinish,
+    EffectStart,
+    Enqueue,
+    Held,
+    Start,
+)
 from celery_once_fenced.stores.counters import hold_field
 from celery_once_fenced.stores.listing import HOURLY
 from example_project.shop import tasks
@@ -113,6 +122,15 @@ class Shop:
         if age:
             self._make_older(key, age)
         return ask
+
+    def wait_for(self, task: Any, held: Held, times: int) -> None:
+        """Messages of other keys that have stepped aside for a fence."""
+        for number in range(times):
+            ask = Defer(
+                self.key(task, f"waiting:{number}"), task.name, SPANS["until_executed"], secrets.token_hex(16),
+                3600, 0, 0, 900, held.operation.resource,
+            )  # fmt: skip
+            self.leases.defer(ask)
 
     def _make_older(self, key: Key, age: float) -> None:
         """Write another start into a hold, as if it had been taken earlier."""
@@ -236,6 +254,7 @@ def bad_night(shop: Shop) -> None:
     shop.ledger.expire(lapsed.operation.resource)
     running = shop.with_effect(tasks.charge, "charge:42", '{"id": "re_812"}')
     shop.start(tasks.charge, "charge:42", "b@shop", holder=running.holder)
+    shop.wait_for(tasks.charge, running, 2)
     shop.in_doubt(tasks.charge, "charge:39")
     shop.finish(shop.with_effect(tasks.charge, "charge:38", '{"id": "re_811"}'), '"re_811"')
     failed = shop.claim(tasks.charge, "charge:37", "a@shop")

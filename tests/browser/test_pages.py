@@ -131,7 +131,9 @@ def test_held_locks_are_filtered_and_searched(night: Shop, visit: Visit) -> None
 def test_a_lock_explains_itself_and_leads_on(calm: Shop, visit: Visit) -> None:
     ada = visit("ada")
     ada.follow(ada.open("heldlock/").get_by_role("link", name="charge:42"))
-    assert "token 1" in ada.page.locator(".of-explanation").inner_text()
+    explained = ada.page.locator(".of-explanation").inner_text()
+    assert "token 1" in explained
+    assert "2 other calls wait for it." in explained
     ada.keep("held-lock")
     ada.follow(ada.page.locator(".readonly").get_by_role("link", name="42: open"))
     assert "Locks of this object" in ada.page.content()
