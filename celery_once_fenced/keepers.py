@@ -109,7 +109,8 @@ class LeaseKeeper:
     def _was_freed(self, renewal: Renewal) -> bool:
         try:
             return self._leases.was_freed(renewal.digest, renewal.holder)
-        except StoreUnavailableError:  # then it counts as lost
+        except Exception as error:  # noqa: BLE001  # as above; then it counts as lost
+            _tell_unexpected(error)
             return False
 
 

@@ -292,7 +292,7 @@ def test_loss_is_told(lease: KeptLease, clock: ManualClock, events: list[Event])
     [
         (True, "lease.freed_by_hand"),
         (False, "lease.lost"),
-        (StoreUnavailableError("redis", "away"), "lease.lost"),
+        (OUTAGES[0], "lease.lost"),
     ],
 )
 def test_lease_that_a_person_released_is_over_and_not_called_lost(
@@ -303,6 +303,15 @@ def test_lease_that_a_person_released_is_over_and_not_called_lost(
     assert lease.lost, "its holder must not believe it"
     lease.gone()
     assert [event.name for event in events] == [told]
+
+
+def test_thread_survives_whatever_the_question_who_released_it_raises(
+    lease: KeptLease, store: Store, clock: ManualClock, events: list[Event]
+) -> None:
+    store.answers, store.freed = False, OUTAGES[1]
+    renew_lease(lease, store, clock)
+    assert lease.lost
+    assert [event.fields["operation"] for event in events] == ["renew"]
 
 
 def test_lease_held_as_long_as_it_may_be_is_not_called_lost(
