@@ -38,7 +38,7 @@ from django_celery_once_fenced.admin_lists import LedgerListAdmin
 
 __all__ = ["EventAdmin"]
 
-SHOWN_BY = {"when": "at", "resource_text": "resource", "detail_text": "detail"}
+SHOWN_BY = {"when": "at", "key_text": "entry_key", "resource_text": "resource", "detail_text": "detail"}
 """Columns by the fields that show them."""
 SHORT = 80
 """Characters of a detail in a list."""
@@ -55,7 +55,7 @@ class EventAdmin(LedgerListAdmin):
     ordering = ("-id",)
     sortable_by = ()
     fieldsets = (
-        (None, {"fields": ("when", "kind", "resource_text", "actor", "detail_text")}),
+        (None, {"fields": ("when", "kind", "key_text", "resource_text", "actor", "detail_text")}),
         (
             gettext_lazy("Who"),
             {"fields": ("key_digest", "task_name", "task_id", "holder", "worker", "token")},
@@ -65,7 +65,7 @@ class EventAdmin(LedgerListAdmin):
             {"fields": ("old_key_digest", "old_task_id", "old_holder", "old_worker", "old_token")},
         ),
     )
-    readonly_fields = ("when", "resource_text", "detail_text")
+    readonly_fields = ("when", "key_text", "resource_text", "detail_text")
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Without the columns that this kind of event has nothing in."""
@@ -102,6 +102,10 @@ class EventAdmin(LedgerListAdmin):
     @admin.display(description=gettext_lazy("event"))
     def kind_badge(self, event: Event) -> SafeString | str:
         return format_html('<span class="of-badge">{}</span>', breakable(event.kind))
+
+    @admin.display(description=gettext_lazy("key"))
+    def key_text(self, event: Any) -> SafeString | str:
+        return isolated(event.entry_key)
 
     @admin.display(description=gettext_lazy("resource"))
     def resource_text(self, event: Event) -> SafeString | str:

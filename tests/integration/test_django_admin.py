@@ -417,6 +417,8 @@ def test_events_and_records_are_read_without_digests_and_json(admin: Client) -> 
         assert "&quot;type&quot;" not in text
         assert "&quot;state&quot;" not in text
     assert "ab" * 32 not in events
+    late = Event.objects.get(kind="effect.late_outcome")
+    assert "<bdi>post:9</bdi>" in admin.get(f"{PAGES['event']}{late.pk}/change/").text
 
 
 def test_a_fence_is_read_without_the_digest_of_its_key(admin: Client) -> None:
