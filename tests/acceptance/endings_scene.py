@@ -230,6 +230,12 @@ class Scene:
             f"{do}: no answer"
         )
 
+    def is_accepted(self, case: Case) -> bool:
+        """Whether the pool of the shared worker knows that a child has taken a call."""
+        where = self._named(f"{case.pool}.shared")
+        active = self.site.app.control.inspect(destination=[where], limit=1, timeout=20).active() or {}
+        return any(request["id"] == case.result.id for request in active.get(where, ()))
+
     def watch(self, cases: Sequence[Case]) -> None:
         """Look until every guarded case is over, or out of time."""
         deadline = time.monotonic() + PATIENCE
@@ -361,6 +367,15 @@ def _kill(scene: Scene, case: Case) -> None:
     _terminate(scene, case, "SIGKILL")
 
 
+def _kill_child(scene: Scene, case: Case) -> None:
+    """Once its pool knows that a child has taken the call: else the pool hands it to another one."""
+    case.call()
+    case.has_run()
+    eventually(lambda: scene.is_accepted(case), PATIENCE, f"{case.name} known to its pool")
+    os.kill(case.site.stage.journal(case.label)[-1].pid, signal.SIGKILL)
+    case.touch()
+
+
 def _let_expire(_: Scene, case: Case) -> None:
     message = case.call_parked()
     case.touch()
@@ -385,6 +400,7 @@ ACTIONS: Mapping[str, Callable[[Scene, Case], None]] = {
     "revoked_at_eta": _revoke_at_eta,
     "terminated": _terminate,
     "killed": _kill,
+    "child_killed": _kill_child,
     "expired": _let_expire,
     "purged": _purge,
     "unknown": _mistake,
