@@ -79,16 +79,16 @@ class MemoryListing:
         with self._lock:
             everything = self._state.all()
             found = [self._listed(held) for held in everything if _matches(query, held.hold)]
-        found = sorted(
-            (one for one in found if _beside(one.at, cursor, back)), key=lambda one: one.at, reverse=back
-        )
+        found = [one for one in found if _beside(one.at, cursor, back) and (one.waiting or not query.waited)]
+        found = sorted(found, key=lambda one: one.at, reverse=back)
         page = found[:size]
         return HoldPage(page[::-1] if back else page, len(everything))
 
     def _listed(self, held: Held) -> Listed:
         hold = held.hold
         member = f"{hold.slot}|{hold.name or hold.digest}|{hold.digest}|{hold.task}"
-        return Listed(self._state.shown(held), Cursor(round(held.until * 1000), member))
+        waiting = len(line_of(self._state, hold.digest))
+        return Listed(self._state.shown(held), Cursor(round(held.until * 1000), member), waiting)
 
     def census(self, seconds: float | None = None) -> Census:  # noqa: ARG002 - it counts at once
         tasks: dict[str, TaskCensus] = {}
@@ -125,7 +125,6 @@ def _matches(query: HoldQuery, hold: Hold) -> bool:
         query.slot in ("", hold.slot)
         and (query.tasks is None or hold.task in query.tasks)
         and query.worker in ("", hold.worker)
-        and not query.waited
         and (query.before is None or (hold.slot == "r" and hold.since < query.before.get(hold.task, 0.0)))
         and (not texts or any(_reads(text, hold) for text in texts))
     )

@@ -190,6 +190,20 @@ def test_nobody_waits_for_a_hold_without_waiters(bench: Bench) -> None:
     assert texts(bench, HoldQuery(waited=True)) == []
 
 
+def test_holds_that_somebody_waits_for_are_found_with_how_many(bench: Bench) -> None:
+    waited = running(bench, "feed:1")
+    running(bench, "feed:2")
+    queued(bench, "feed:3")
+    for number in range(2):
+        waited.defer(f"later {number}", limit=0)
+    assert texts(bench, HoldQuery(waited=True)) == ["feed:1"]
+    assert {listed.hold.text: listed.waiting for listed in bench.store.page(ALL, 10).holds} == {
+        "feed:1": 2,
+        "feed:2": 0,
+        "feed:3": 0,
+    }
+
+
 # --- counts -----------------------------------------------------------------------------------------------------------
 
 
