@@ -39,8 +39,8 @@ select kind, extract(epoch from at)::float8 as at, coalesce(actor, '') as actor,
  order by id desc limit %s::int
 """
 _NOTE = """
-insert into once_fenced_event (kind, key_digest, task_name, old_task_id, old_holder, old_worker, actor, detail)
-values ('lease.released_by_hand', %s::bytea, nullif(%s, ''), nullif(%s, ''), %s, nullif(%s, ''), %s, %s) returning id
+insert into once_fenced_event (kind, resource, key_digest, task_name, old_task_id, old_holder, old_worker, actor, detail)
+values ('lease.released_by_hand', nullif(%s, ''), %s::bytea, nullif(%s, ''), nullif(%s, ''), %s, nullif(%s, ''), %s, %s) returning id
 """
 
 
@@ -71,6 +71,8 @@ def decisions(connections: Connections, digests: Sequence[bytes], after: float, 
 
 
 def note_released(connections: Connections, hold: Hold, reason: str, actor: str) -> None:
-    """See ``LedgerStore.note_released``."""
+    """See ``LedgerStore.note_released``.  A lease protects its key: that is what the row names as its resource."""
     digest = bytes.fromhex(hold.digest)
-    connections.ask(_NOTE, (digest, hold.task, hold.task_id, hold.holder, hold.worker, actor, reason))
+    connections.ask(
+        _NOTE, (hold.text, digest, hold.task, hold.task_id, hold.holder, hold.worker, actor, reason)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -9,6 +10,9 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import DatabaseError, connections, transaction
 from django.utils import timezone
 
+from celery_once_fenced import runtime
+from celery_once_fenced.errors import OnceError
+from celery_once_fenced.stores import Hold, Slot
 from django_celery_once_fenced import conf
 from django_celery_once_fenced.models import Event
 
@@ -20,9 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "log", "note_pruned", "note_released"]
 
-RELEASED, PRUNED = "lease.released_by_hand", "ledger.pruned"
-KINDS = (RELEASED, PRUNED)
-"""Kinds of event rows that are written here, and not by an SQL function."""
+PRUNED = "ledger.pruned"
+KINDS = ("lease.released_by_hand", PRUNED)
+"""Kinds of event rows that no SQL function writes."""
 SHOWN = 200
 
 
@@ -40,32 +44,21 @@ def log(request: HttpRequest, model: type[Model], object_id: str, text: str, mes
 
 def note_released(lock: Lock, actor: str, reason: str) -> None:
     """An event row for a lease; the release of a fence writes its own."""
-    _note(
-        Event(
-            at=timezone.now(),
-            kind=RELEASED,
-            resource=lock.resource or lock.key,
-            key_digest=lock.digest or None,
-            task_name=lock.task or None,
-            old_task_id=lock.task_id or None,
-            old_holder=lock.holder,
-            old_worker=lock.worker or None,
-            actor=actor,
-            detail=reason,
-        )
+    ledger = runtime.current().ledger
+    if ledger is None:
+        return
+    slot: Slot = "q" if lock.slot == "queued" else "r"
+    freed = Hold(
+        slot, lock.digest, lock.holder, lock.task_id, "", 0.0, 0.0, lock.worker, text=lock.key, task=lock.task
     )
+    with suppress(OnceError):
+        ledger.note_released(freed, reason, actor)
 
 
 def note_pruned(actor: str, detail: str) -> None:
-    _note(Event(at=timezone.now(), kind=PRUNED, actor=actor, detail=detail))
-
-
-def _note(event: Event) -> None:
     """Where there is no event table (the efficiency tier alone), Django's log is all there is."""
     if connections[conf.alias()].vendor != "postgresql":
         return
-    try:
-        with transaction.atomic(using=conf.alias()):
-            event.save(using=conf.alias(), force_insert=True)
-    except DatabaseError:
-        return
+    pruned = Event(at=timezone.now(), kind=PRUNED, actor=actor, detail=detail)
+    with suppress(DatabaseError), transaction.atomic(using=conf.alias()):
+        pruned.save(using=conf.alias(), force_insert=True)

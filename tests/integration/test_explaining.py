@@ -260,6 +260,8 @@ def test_release_of_a_lease_is_kept_as_the_admin_keeps_it(app: Celery, here: Run
     assert events(ledger, feed) == [
         ("lease.released_by_hand", "shop.post", "t1", holder, "w1@host", "alice (command line)", "hung")
     ]
+    named = "select resource from once_fenced_event where key_digest = %s"
+    assert ledger.execute(named, (bytes.fromhex(feed.digest),)) == [(feed.text,)]
 
 
 def test_release_of_what_nobody_has_keeps_nothing(here: Runtime, ledger: Ledger) -> None:
