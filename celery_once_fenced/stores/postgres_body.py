@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from celery_once_fenced.stores.postgres_connections import COMMIT, OPEN, OwnConnection, Source, parameters
+from celery_once_fenced.stores.postgres_connections import OwnConnection, Source, parameters
 from celery_once_fenced.stores.postgres_errors import is_connection_loss, translate
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ OUTBOX_SQL = "select once_fenced_outbox_put_v1(%s, %s::bytea, %s, %s)"
 COMPLETE_SQL = """
 select once_fenced_complete_v1(%s::bytea, %s, %s::bigint, %s, %s::int, %s, %s, %s::float8, %s::float8)
 """
+
+_OPEN = "begin isolation level read committed"
+_COMMIT = "commit"
 
 
 def begin_params(held: Held) -> tuple[Any, ...]:
@@ -178,12 +181,12 @@ class _OwnTransaction(PsycopgTransaction):
 
     def begin(self, held: Held) -> None:
         with _translated(held):
-            self.connection.together((OPEN, ()), (BEGIN_SQL, begin_params(held)))
+            self.connection.together((_OPEN, ()), (BEGIN_SQL, begin_params(held)))
 
     def complete(self, held: Held, completion: Completion) -> None:
         """Last statement, and the COMMIT, which is not done where complete raises."""
         with _translated(held):
-            self.connection.together((COMPLETE_SQL, complete_params(held, completion)), (COMMIT, ()))
+            self.connection.together((COMPLETE_SQL, complete_params(held, completion)), (_COMMIT, ()))
 
 
 def _begin(connection: OwnConnection, held: Held) -> PsycopgTransaction:

@@ -21,17 +21,16 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import generators, waiting
-from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
-from psycopg.rows import DictRow
+from psycopg.rows import DictRow, dict_row
 
 from celery_once_fenced.errors import StoreUnavailableError
 from celery_once_fenced.stores.postgres_errors import HungError, is_connection_loss, is_transient, unavailable
 
-__all__ = ["COMMIT", "OPEN", "Connections", "OwnConnection", "Source", "parameters"]
+__all__ = ["Connections", "OwnConnection", "Source", "parameters"]
 
 Source = str | Callable[[], Mapping[str, Any]]
 """A connection string or URL, or a function that gives psycopg's connection parameters, asked for each connection."""
@@ -43,8 +42,8 @@ Value = TypeVar("Value")
 
 _TRIES = 4
 
-OPEN = "begin isolation level read committed"
-COMMIT = "commit"
+_PREPARE_AFTER = 5
+"""Times that a statement is sent before it is prepared: psycopg's own default."""
 
 _LOOK = 0.1
 """Seconds between two looks at the clock while a server does not answer."""
@@ -79,6 +78,8 @@ class OwnConnection(psycopg.Connection[Any]):
     """
 
     bound: float | None = None
+    asked: psycopg.Cursor[DictRow]
+    """One for all questions: a new one for each would learn anew how to send and to read them."""
     last_used: float = 0.0
     reused: bool = False
 
@@ -90,7 +91,6 @@ class OwnConnection(psycopg.Connection[Any]):
         """Of what :meth:`together` has prepared: what came after an error was not, and is given another name."""
         self._new_names: dict[str, bytes] = {}
         self._numbers = count()
-        self._reader = Transformer(self)
 
     @classmethod
     def opened(cls, source: Source, connect_timeout: float, *, bound: float | None = None) -> OwnConnection:
@@ -116,15 +116,14 @@ class OwnConnection(psycopg.Connection[Any]):
             _bounded(gen, monotonic() + self.bound), self.pgconn.socket, min(self.bound, _LOOK)
         )
 
-    def together(self, *statements: Statement, prepare: bool = True) -> list[PGresult]:
-        """Statements in one round trip; after one that fails, none is done.  Gives the answers that have rows.
+    def together(self, *statements: Statement) -> None:
+        """Statements in one round trip; after one that fails, none is done.
 
-        Straight on libpq: a cursor costs more than such a statement, and psycopg's own pipeline more than the trip it saves.
-        Interrupted in between, the connection can only be closed.
+        Straight on libpq: psycopg's own pipeline costs more than the trip it saves.  Interrupted in between, the connection
+        can only be closed.
         """
-        asked = [(sql, self._texts(params)) for sql, params in statements]
         try:
-            results = self._sent_together(asked, prepare and self.direct)
+            results = self._sent_together(statements)
         except BaseException:
             self.close()
             raise
@@ -132,13 +131,6 @@ class OwnConnection(psycopg.Connection[Any]):
             if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
                 raise self._error(result)
         self._names.update(self._new_names)
-        return [result for result in results if result.status == ExecStatus.TUPLES_OK]
-
-    def rows(self, result: PGresult) -> list[DictRow]:
-        """What a statement was answered, by names of columns."""
-        names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
-        self._reader.set_pgresult(result)
-        return self._reader.load_rows(0, result.ntuples, lambda values: dict(zip(names, values, strict=True)))
 
     def _error(self, result: PGresult) -> psycopg.Error:
         error = error_from_result(result, encoding=self.info.encoding)
@@ -146,30 +138,24 @@ class OwnConnection(psycopg.Connection[Any]):
             self.close()
         return error
 
-    def _texts(self, params: Sequence[Any]) -> list[bytes | None]:
+    def _sent_together(self, statements: Sequence[Statement]) -> list[PGresult]:
         encoding = self.info.encoding
-        return [None if value is None else _text(value).encode(encoding) for value in params]
-
-    def _sent_together(
-        self, asked: Sequence[tuple[str, Sequence[bytes | None]]], prepare: bool
-    ) -> list[PGresult]:
-        send = self._send_prepared if prepare else self._send
         self._new_names = {}
         self.pgconn.enter_pipeline_mode()
-        for sql, params in asked:
-            send(sql, params)
+        for sql, params in statements:
+            self._send(sql, [_text(value, encoding) for value in params])
         self.pgconn.pipeline_sync()
         results = self.wait(_results(self.pgconn))
         self.pgconn.exit_pipeline_mode()
         return results
 
     def _send(self, sql: str, params: Sequence[bytes | None]) -> None:
-        self.pgconn.send_query_params(_numbered(sql), params)
-
-    def _send_prepared(self, sql: str, params: Sequence[bytes | None]) -> None:
+        if not self.direct:
+            self.pgconn.send_query_params(_numbered(sql), params)
+            return
         name = self._names.get(sql)
         if name is None:
-            name = self._new_names[sql] = f"{_subject(sql)}:{next(self._numbers)}".encode()
+            name = self._new_names[sql] = f"once_fenced_{next(self._numbers)}".encode()
             self.pgconn.send_prepare(name, _numbered(sql))
         self.pgconn.send_query_prepared(name, params)
 
@@ -184,28 +170,11 @@ def _numbered(sql: str) -> bytes:
     return re.sub("%s", lambda _: f"${next(number)}", sql).encode()
 
 
-def _subject(sql: str) -> str:
-    """What a prepared statement is called, beside its number."""
-    found = re.search(r"once_fenced_\w+", sql)
-    return found[0] if found else "once_fenced"
-
-
-def _text(value: Any) -> str:
-    """A parameter as PostgreSQL reads it."""
-    if isinstance(value, str):
-        if "\0" in value:
-            raise psycopg.DataError("PostgreSQL's texts cannot hold NUL")
-        return value
-    if isinstance(value, bytes | memoryview):
-        return f"\\x{value.hex()}"
-    if isinstance(value, list):
-        return f"{{{','.join(map(_element, value))}}}"
-    return str(value)
-
-
-def _element(value: Any) -> str:
-    escaped = _text(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+def _text(value: object, encoding: str) -> bytes | None:
+    """A parameter as text."""
+    if value is None:
+        return None
+    return b"\\x" + value.hex().encode() if isinstance(value, bytes) else str(value).encode(encoding)
 
 
 def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
@@ -260,7 +229,7 @@ class Connections:
         self._start_over()
         _of_this_process.add(self)
 
-    def ask(self, sql: str, params: Sequence[Any], *, prepare: bool = True) -> list[DictRow]:
+    def ask(self, sql: str, params: Sequence[Any], *, prepare: bool | None = None) -> list[DictRow]:
         """One statement in its own transaction, which must be safe to repeat: an answer may have been lost.
 
         A connection that broke while it was idle (server restarted) is replaced; deadlocks and serialization failures
@@ -269,7 +238,7 @@ class Connections:
         for tries in range(1, _TRIES + 1):
             with self._connection() as connection:
                 try:
-                    return self._rows(connection, (sql, params), prepare)
+                    return self._execute(connection, sql, params, prepare)
                 except psycopg.Error as error:
                     if tries == _TRIES or not self._worth_repeating(error, connection):
                         raise unavailable(error) from error
@@ -283,10 +252,13 @@ class Connections:
         for connection in closing:
             connection.close()
 
-    def _rows(self, connection: OwnConnection, asked: Statement, prepare: bool) -> list[DictRow]:
-        around = ((OPEN, ()), (COMMIT, ())) if self._explicit else ()
-        (result,) = connection.together(*around[:1], asked, *around[1:], prepare=prepare)
-        return connection.rows(result)
+    def _execute(
+        self, connection: OwnConnection, sql: str, params: Sequence[Any], prepare: bool | None
+    ) -> list[DictRow]:
+        if not self._explicit:
+            return connection.asked.execute(sql, params, prepare=prepare).fetchall()
+        with connection.transaction():
+            return connection.asked.execute(sql, params, prepare=prepare).fetchall()
 
     def _worth_repeating(self, error: psycopg.Error, connection: OwnConnection) -> bool:
         if error.sqlstate == "OF004" and not self._explicit:
@@ -328,7 +300,11 @@ class Connections:
         return found
 
     def _open(self) -> OwnConnection:
-        return OwnConnection.opened(self._source, self._connect_timeout, bound=self._timeout)
+        connection = OwnConnection.opened(self._source, self._connect_timeout, bound=self._timeout)
+        connection.asked = connection.cursor(row_factory=dict_row)
+        connection.prepare_threshold = _PREPARE_AFTER if connection.direct else None
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return connection
 
     def _keep(self, connection: OwnConnection) -> None:
         if connection.pgconn.transaction_status != TransactionStatus.IDLE:  # broken, hung or interrupted
