@@ -49,7 +49,7 @@ def tests(session: nox.Session, celery: str, django: str) -> None:
 @nox.session(python="3.11")
 def oldest(session: nox.Session) -> None:
     """The oldest supported version of everything at once."""
-    run_tests(session, "celery[redis]==5.5.*", "django==5.2.*", "redis==5.2.*", "psycopg[binary]==3.2.*")
+    run_tests(session, "celery[redis]==5.5.*", "django==5.2.*", "redis==5.2.*", "psycopg[binary]==3.2.11")
 
 
 @nox.session(python="3.13")

@@ -7,9 +7,13 @@ share the statements of begin and complete and the meaning of errors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import psycopg
+
+from celery_once_fenced.errors import ConfigError
 from celery_once_fenced.stores import (
     Abandonment,
     AbandonReply,
@@ -96,13 +100,25 @@ _TAKE = "select * from once_fenced_outbox_take_v1(%s, %s::float8, %s::int)"
 _PRUNE = "select * from once_fenced_prune_v1(%s::float8, %s::int)"
 
 
+OLDEST_DRIVER = (3, 2, 11)
+"""Before it, psycopg does not look at the clock while it waits: a server that hangs would hang the worker."""
+
+
+def _check_driver(version: str) -> None:
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if numbers < OLDEST_DRIVER:
+        raise ConfigError(
+            f"psycopg {version} waits for a hung server without end: install psycopg 3.2.11 or newer"
+        )
+
+
 class PostgresLedgerStore:
     """The ``LedgerStore`` on PostgreSQL 14 or later, the primary (C12).
 
     ``source``: connection string, URL, or a function that gives psycopg's parameters.  ``timeout``: seconds to wait
     for one answer; claim itself may take 2 s where a row stays locked, so no less than 4.  ``connect_timeout``:
     seconds, at least 2.  ``size``: connections per process, beside the one for renewals, which must never queue
-    behind claims.
+    behind claims.  Raises ``ConfigError`` where psycopg is older than 3.2.11.
     """
 
     def __init__(
@@ -114,6 +130,7 @@ class PostgresLedgerStore:
         connect_timeout: float = 2.0,
         idle: float = 60.0,
     ) -> None:
+        _check_driver(psycopg.__version__)
         self._claims = Connections(
             source, size=size, timeout=timeout, connect_timeout=connect_timeout, idle=idle
         )

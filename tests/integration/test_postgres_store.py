@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import psycopg
 import pytest
 
-from celery_once_fenced.errors import FencedOffError, GrantError, StoreUnavailableError
+from celery_once_fenced.errors import ConfigError, FencedOffError, GrantError, StoreUnavailableError
 from celery_once_fenced.stores import Held
 from celery_once_fenced.stores.postgres import PostgresLedgerStore, is_connection_loss, schema_sql
 from tests.fixtures.ledger import Body, Ledger, body, eventually, fresh, ledger_at, operation, parked
@@ -622,3 +622,19 @@ def test_takeovers_at_full_speed_never_let_a_stale_write_through(own: Ledger) ->
         "select count(*) - count(distinct token), count(*) - count(distinct key_digest) from writes"
     )
     assert found == [(0, 0)]
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["3.1.20", "3.2.9", "3.2.10"])
+def test_a_driver_that_waits_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(psycopg, "__version__", version)
+    with pytest.raises(ConfigError, match=r"install psycopg 3\.2\.11"):
+        PostgresLedgerStore("")
+
+
+@pytest.mark.parametrize("version", ["3.2.11", "3.3.0.dev1", "4.0"])
+def test_later_drivers_are_taken(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(psycopg, "__version__", version)
+    PostgresLedgerStore("").close()
