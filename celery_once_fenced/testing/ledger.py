@@ -139,10 +139,10 @@ class _Asking:
         self._own = own
         self._test = test
 
-    def ask(self, sql: str, params: Sequence[Any]) -> list[dict[str, Any]]:
+    def ask(self, sql: str, params: Sequence[Any], *, prepare: bool | None = None) -> list[dict[str, Any]]:
         self._test.asked = True
         if not self._test.in_transaction:
-            return self._own.ask(sql, params)
+            return self._own.ask(sql, params, prepare=prepare)
         try:
             return self._test.ask(sql, params)
         except importlib.import_module("django.db").DatabaseError as error:
