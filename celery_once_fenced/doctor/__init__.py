@@ -33,23 +33,25 @@ logger = logging.getLogger("celery_once_fenced")
 
 UNANSWERED = frozenset({"E022", "E024"})
 """Findings that say no more than that a store could not be asked."""
-_others: list[Callable[[], Iterable[Finding]]] = []
+Examiner = Callable[[frozenset[str]], Iterable[Finding]]
+_others: list[Examiner] = []
 
 
-def also(examiner: Callable[[], Iterable[Finding]]) -> None:
-    """Have :func:`examine_all` ask this one too."""
+def also(examiner: Examiner) -> None:
+    """Have :func:`examine_all` ask this one too, which is told the ids of what has been found by then."""
     if examiner not in _others:
         _others.append(examiner)
 
 
 def examine_all(app: Any) -> Iterator[Finding]:
     """What :func:`examine` finds, and what the others do that it did not."""
-    seen = set()
+    ids = set()
     for finding in examine(app):
-        seen.add(finding.id)
+        ids.add(finding.id)
         yield finding
+    seen = frozenset(ids)
     for examiner in _others:
-        yield from (finding for finding in examiner() if finding.id not in seen)
+        yield from (finding for finding in examiner(seen) if finding.id not in seen)
 
 
 def examine(app: Any, *, database: bool = True) -> Iterator[Finding]:

@@ -26,6 +26,8 @@ TAG = "once_fenced"
 _KINDS = {"error": checks.Error, "warning": checks.Warning}
 _LEFT_TO_DJANGO = doctor.UNANSWERED | {"E001", "E026"}
 """Findings of the doctor that have a check of their own here, or must not keep ``migrate`` from running."""
+_NO_DATABASE = frozenset({"E003", "E024"})
+"""Findings after which there is no database to ask."""
 READ_COMMITTED = 2  # psycopg.IsolationLevel.READ_COMMITTED; the number spares the import.
 
 
@@ -35,7 +37,7 @@ def check_setting(**_kwargs: Any) -> list[CheckMessage]:
     value = getattr(settings, conf.SETTING, None)
     if value is None:
         return [*_misspelt()] or [_missing()]
-    return [
+    return [*_misspelt()] + [
         checks.Error(
             f"{conf.SETTING}: {problem}",
             hint=f"Correct {conf.SETTING} in your settings.",
@@ -128,17 +130,22 @@ def _examined(app: Any, asked: bool) -> list[doctor.Finding]:
                 ledger.close()
 
 
-def for_the_doctor() -> Iterator[doctor.Finding]:
-    """What the other checks of this app find, on every database, for ``once doctor``."""
-    messages = checks.run_checks(tags=[TAG])
-    with suppress(DatabaseError):  # the doctor itself tells why it does not answer
-        for check in (check_functions, check_guards):
-            messages += check(app_configs=None, databases=[conf.alias()])
-    for message in messages:
-        identity = str(message.id).removeprefix(f"{TAG}.")
-        yield doctor.Finding(
-            identity, str(message.msg).rstrip("."), str(message.hint or "see the text").rstrip(".")
-        )
+def for_the_doctor(found: frozenset[str] = frozenset()) -> Iterator[doctor.Finding]:
+    """What the other checks of this app find, on every database, for ``once doctor``, which has ``found`` by then."""
+    findings = [_finding(message) for message in checks.run_checks(tags=[TAG])]
+    # A database that did not answer the doctor is not asked again: Django's own connection would wait without end.
+    if not _NO_DATABASE & (found | {finding.id for finding in findings}):
+        with suppress(DatabaseError):
+            for check in (check_functions, check_guards):
+                findings += map(_finding, check(app_configs=None, databases=[conf.alias()]))
+    yield from findings
+
+
+def _finding(message: CheckMessage) -> doctor.Finding:
+    identity = str(message.id).removeprefix(f"{TAG}.")
+    return doctor.Finding(
+        identity, str(message.msg).rstrip("."), str(message.hint or "see the text").rstrip(".")
+    )
 
 
 @checks.register(checks.Tags.database)

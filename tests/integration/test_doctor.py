@@ -396,5 +396,5 @@ def test_an_app_without_the_setting_is_told_when_its_tasks_need_it(caplog: pytes
 
 def test_others_are_asked_too_and_say_nothing_twice(app: Celery) -> None:
     task(app, acks_late=True)
-    also(lambda: [Finding("W028", "again", "no"), Finding("W010", "a model", "move it")])
+    also(lambda _found: [Finding("W028", "again", "no"), Finding("W010", "a model", "move it")])
     assert [finding.id for finding in examine_all(app)] == ["W028", "W010"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,35 @@ def test_the_doctor_asks_the_other_checks_too() -> None:
     assert list(for_the_doctor()) == []
     with override_settings(CELERY_ONCE_FENCD={"redis_url": "redis://"}, CELERY_ONCE_FENCED=None):
         assert {finding.id for finding in for_the_doctor()} == {"E002"}
+
+
+def test_a_misspelt_setting_beside_the_right_one_is_found() -> None:
+    with override_settings(
+        CELERY_ONCE_FENCE={"redis_url": "redis://"}, CELERY_ONCE={"backend": "celery-once's own"}
+    ):
+        (finding,) = for_the_doctor()
+    assert (finding.id, "CELERY_ONCE_FENCE is never read" in finding.text) == ("E002", True)
+
+
+def test_a_database_that_django_does_not_know_is_a_finding() -> None:
+    with override_settings(CELERY_ONCE_FENCED={"redis_url": "redis://", "database": "nope"}):
+        (finding,) = for_the_doctor()
+    assert (finding.id, "nope" in finding.text) == ("E003", True)
+
+
+def test_a_database_that_hangs_does_not_hang_the_doctor(shop: str, servers: Servers) -> None:
+    """It accepts connections and says nothing, as a stopped server does; Django's own connection has no limit."""
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        url = f"postgresql://nobody@127.0.0.1:{hung.getsockname()[1]}/shop"
+        environment = os.environ | {
+            "ONCE_FENCED_POSTGRES_URL": url,
+            "ONCE_FENCED_REDIS_URL": servers.redis_url,
+        }
+        command = [sys.executable, "example_project/manage.py", "once_fenced", "doctor"]
+        told = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=50
+        )
+    assert (told.returncode, "E024" in told.stdout) == (3, True), told
 
 
 def test_functions_that_went_missing_are_a_finding_with_djangos_remedy() -> None:
