@@ -79,7 +79,7 @@ class Listed:
     hold: Hold
     at: Cursor
     waiting: int = 0
-    """How many messages have stepped aside for it."""
+    """How many messages have stepped aside for it; that of a queued call does not wait for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,8 @@ class Surroundings:
     """Task id of the queued call that it displaced."""
     resource: str = ""
     """What the line waits for where it is not the key: the resource whose fence another key held (C10)."""
+    queued_waits: bool = False
+    """The message of the queued call is one of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class MemoryListing:
     def surroundings(self, digest: str) -> Surroundings:
         with self._lock:
             state = self._state
+            queued = state.occupant("q", digest)
             line, aside = line_of(state, digest), displacement(state, digest)
             started, (kept, _) = newest_started(state, digest), last_kept(state, digest)
             waits = min((place.since for place in line.values()), default=None)
@@ -55,6 +56,7 @@ class MemoryListing:
                 unconfirmed=aside.delivery if aside else "",
                 displaced_task=aside.q.hold.task_id if aside and aside.q else "",
                 resource=(line and state.noted("wants", digest)) or "",
+                queued_waits=queued is not None and queued.hold.holder in line,
             )
 
     def waiters(self, resource: str) -> Waiters:
@@ -87,7 +89,8 @@ class MemoryListing:
     def _listed(self, held: Held) -> Listed:
         hold = held.hold
         member = f"{hold.slot}|{hold.name or hold.digest}|{hold.digest}|{hold.task}"
-        waiting = len(line_of(self._state, hold.digest))
+        line = line_of(self._state, hold.digest)
+        waiting = len(line) - (hold.slot == "q" and hold.holder in line)
         return Listed(self._state.shown(held), Cursor(round(held.until * 1000), member), waiting)
 
     def census(self, seconds: float | None = None) -> Census:  # noqa: ARG002 - it counts at once

@@ -62,7 +62,7 @@ class RedisListing:
 
     def surroundings(self, digest: str) -> Surroundings:
         (told,) = self._link.ask(script("surroundings").call(self._bucket(digest), digest))
-        waiting, since, refused, kept, started, unconfirmed, displaced, resource = told
+        waiting, since, refused, kept, started, unconfirmed, displaced, resource, own = told
         newest = parse_hold("q", digest, started, 0) if started else None
         return Surroundings(
             waiting=waiting,
@@ -75,6 +75,7 @@ class RedisListing:
             unconfirmed=decode(unconfirmed),
             displaced_task=parse_hold("q", digest, displaced, 0).task_id if displaced else "",
             resource=resource,
+            queued_waits=bool(own),
         )
 
     def waiters(self, resource: str) -> Waiters:
@@ -207,8 +208,9 @@ class _Bucket:
             query.slot,
             _tasks(query),
             encode(query.worker),
-            "\n".join(map(_lower, query.text.split("\n"))),
+            _lower(encode(query.text)),
             int(query.waited),
+            _lower(query.text),  # the key comes last in a value, and is stored as it is
         )
 
     def take(self, answer: Sequence[Any], back: bool) -> None:
@@ -242,7 +244,7 @@ def _tasks(query: HoldQuery) -> str:
 
 def _lower(text: str) -> str:
     """As Lua's ``lower`` does it: ASCII letters only."""
-    return "".join(character.lower() if character.isascii() else character for character in encode(text))
+    return "".join(character.lower() if character.isascii() else character for character in text)
 
 
 def _unread(readers: Sequence[_Bucket], size: int, back: bool) -> list[_Bucket]:

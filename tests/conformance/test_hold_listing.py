@@ -149,6 +149,9 @@ QUERIES = {
     "no worker": (HoldQuery(worker="celery"), set()),
     "key": (HoldQuery(text="FEED:"), {"feed:1", "feed:2"}),
     "separator in the key": (HoldQuery(text="1|%"), {"post:1|%"}),
+    "separator in the task": (HoldQuery(text="P|P"), {"post:1|%"}),
+    "separator in key and task": (HoldQuery(text="|"), {"post:1|%"}),
+    "what stands for a separator": (HoldQuery(text="%7C"), set()),
     "task id": (HoldQuery(text="id-2"), {"feed:2"}),
     "part of a task": (HoldQuery(text="p.other"), {"feed:2"}),
     "holder": (HoldQuery(text="h feed:1"), {"feed:1"}),
@@ -174,6 +177,13 @@ def test_holds_are_found_by(bench: Bench, name: str) -> None:
     queued(bench, "post:1|%", task="shop|post")
     query, expected = QUERIES[name]
     assert set(texts(bench, query)) == expected
+
+
+@pytest.mark.parametrize("text", ["100%", "|b", "%", "|"])
+def test_a_key_is_found_by_a_sign_that_the_other_fields_encode(bench: Bench, text: str) -> None:
+    running(bench, "rate:100%|b", task_id="id-1")
+    running(bench, "rate:7", task_id="id-2")
+    assert texts(bench, HoldQuery(text=text)) == ["rate:100%|b"]
 
 
 def test_a_rare_hold_is_found_among_many(bench: Bench) -> None:
@@ -202,6 +212,16 @@ def test_holds_that_somebody_waits_for_are_found_with_how_many(bench: Bench) -> 
         "feed:2": 0,
         "feed:3": 0,
     }
+
+
+def test_a_queued_call_does_not_wait_for_itself(bench: Bench) -> None:
+    """Its message came, found the resource held by another key, and stepped aside."""
+    one = queued(bench, "post:302")
+    one.defer("d post:302", limit=0, resource="account:4")
+    assert [listed.waiting for listed in bench.store.page(ALL, 10).holds] == [0]
+    assert texts(bench, HoldQuery(waited=True)) == []
+    one.defer("another", limit=0, resource="account:4")
+    assert [listed.waiting for listed in bench.store.page(HoldQuery(waited=True), 10).holds] == [1]
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------

@@ -41,6 +41,17 @@ def test_line_tells_which_resource_it_waits_for(bench: Bench) -> None:
     assert around(bench).resource == ""
 
 
+def test_line_tells_whether_the_queued_call_is_in_it(bench: Bench) -> None:
+    bench.defer("d1", limit=0, resource="account:7")
+    assert not around(bench).queued_waits
+    bench.enqueue("d2")
+    assert not around(bench).queued_waits
+    bench.defer("d2", limit=0, resource="account:7")
+    assert (around(bench).queued_waits, around(bench).waiting) == (True, 2)
+    bench.start("d2")
+    assert not around(bench).queued_waits
+
+
 def test_for_a_fence_wait_those_of_other_keys_and_those_of_its_own(bench: Bench) -> None:
     for number in range(2):
         bench.defer(f"own {number}", limit=0)

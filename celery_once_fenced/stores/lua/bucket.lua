@@ -109,6 +109,17 @@ local function displacement(digest)
   return delivery and { delivery = delivery, since = tonumber(since), til = tonumber(til), value = old }
 end
 
+-- Whether a message stands in the line of a key, of which a person is told: no more of it is looked at than that takes (D3).
+local function in_line(digest, delivery)
+  local waiting, begins = bucket .. 'waiting:' .. digest, delivery .. '|'
+  for _, place in ipairs(redis.pcall('ZRANGEBYSCORE', waiting, '(' .. now, '+inf', 'LIMIT', 0, 1000)) do
+    if place:sub(1, #begins) == begins then
+      return true
+    end
+  end
+  return false
+end
+
 local function whole(number)
   return string.format('%.0f', number)
 end

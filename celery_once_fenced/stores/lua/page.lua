@@ -4,9 +4,10 @@
 --       5 how many members to look at, at most  6 slot, or ""
 --       7 tasks, one per line, or "": "task", or "task|microseconds" before which a running hold must have begun
 --       8 worker, or ""
---       9 lower-case texts, one per line, or "": one of them key, task, task id or worker has in it, or it is the
---         holder, or the beginning of the digest
+--       9 lower-case texts, one per line, or "": one of them task, task id or worker has in it, or it is the holder, or
+--         the beginning of the digest; encoded, as those fields are
 --       10 "1": with waiters only
+--       11 the same texts as they are: the key, which is not encoded, has one of them in it
 -- Answers {members in all, score, member, {score, member, value, ms left, waiters}, …}: score and member are those of
 -- the last one looked at, false where the bucket is through.  Changes nothing.
 --
@@ -20,10 +21,15 @@ local limit, budget = tonumber(ARGV[4]), tonumber(ARGV[5])
 local slot_wanted, worker_wanted, waited = ARGV[6], ARGV[8], ARGV[10] == '1'
 local DIGEST = 64
 
-local needles = {}
-for needle in ARGV[9]:gmatch('[^\n]+') do
-  needles[#needles + 1] = needle
+local function lines(given)
+  local found = {}
+  for line in given:gmatch('[^\n]+') do
+    found[#found + 1] = line
+  end
+  return found
 end
+
+local needles, plain = lines(ARGV[9]), lines(ARGV[11])
 
 local tasks = ARGV[7] ~= '' and {} or nil
 for line in ARGV[7]:gmatch('[^\n]+') do
@@ -72,9 +78,9 @@ local function candidates(members)
   return rows, keys
 end
 
--- Whether one of the needles is in a text, which is lower case.
-local function has_one(text)
-  for _, needle in ipairs(needles) do
+-- Whether one of some needles is in a text, which is lower case.
+local function has_one(of, text)
+  for _, needle in ipairs(of) do
     if text:find(needle, 1, true) then
       return true
     end
@@ -83,7 +89,13 @@ local function has_one(text)
 end
 
 local function has(field)
-  return has_one(field:lower())
+  return has_one(needles, field:lower())
+end
+
+-- Whether a value may have one in any of its fields.
+local function has_any(value)
+  local text = value:lower()
+  return has_one(needles, text) or has_one(plain, text)
 end
 
 -- The values of the candidates as one text, to see at once whether any of them can match.
@@ -97,7 +109,7 @@ local function may_match(members, values)
   end
   local text = table.concat(present, '\n')
   return (worker_wanted == '' or text:find('|' .. worker_wanted .. '|', 1, true))
-    and (#needles == 0 or has(text) or has_one(table.concat(members, '\n')))
+    and (#needles == 0 or has_any(text) or has_one(needles, table.concat(members, '\n')))
 end
 
 -- Whether a hold runs for long enough, where that is asked.
@@ -118,7 +130,7 @@ end
 
 -- Whether a value is a hold of the task the index names, as in list.lua, and one that is wanted.
 local function matches(entry, value)
-  if #needles > 0 and not has(value) and not has(entry) then
+  if #needles > 0 and not has_any(value) and not has(entry) then
     return false
   end
   local slot, _, digest, task = entry:match('^([qr])|([^|]*)|([^|]*)|(.*)$')
@@ -132,13 +144,19 @@ local function matches(entry, value)
   if not holder or named ~= task or not is_old(task, since) or (worker_wanted ~= '' and worker ~= worker_wanted) then
     return false
   end
-  return #needles == 0 or has(text) or has(task) or has(task_id) or has(worker) or is_named(holder, digest)
+  return #needles == 0 or has_one(plain, text:lower()) or has(task) or has(task_id) or has(worker) or is_named(holder, digest)
 end
 
-local function waiters(entry)
+-- How many messages wait for a hold; a queued call does not wait for itself.
+local function waiters(entry, value)
   local bar = entry:find('|', 3, true)
-  local number = redis.pcall('ZCOUNT', bucket .. 'waiting:' .. entry:sub(bar + 1, bar + DIGEST), '(' .. now, '+inf')
-  return type(number) == 'number' and number or 0
+  local digest = entry:sub(bar + 1, bar + DIGEST)
+  local number = redis.pcall('ZCOUNT', bucket .. 'waiting:' .. digest, '(' .. now, '+inf')
+  if type(number) ~= 'number' or number == 0 then
+    return 0
+  end
+  local own = entry:sub(1, 1) == 'q' and in_line(digest, value:match('^[^|]*'))
+  return own and number - 1 or number
 end
 
 local said = {}
@@ -150,10 +168,10 @@ local function read(members)
   if may_match(members, values) then
     for i, place in ipairs(rows) do
       local entry, value = members[place], values[i]
-      local number = value and waited and waiters(entry)
+      local number = value and waited and waiters(entry, value)
       if value and number ~= 0 and matches(entry, value) then
         local score = redis.call('ZSCORE', index, entry)
-        said[#said + 1] = { score, entry, value, redis.call('PTTL', keys[i]), number or waiters(entry) }
+        said[#said + 1] = { score, entry, value, redis.call('PTTL', keys[i]), number or waiters(entry, value) }
         if #said == limit then
           return place
         end
