@@ -26,6 +26,7 @@ from celery_once_fenced.stores import Cursor
 from django_celery_once_fenced import conf, readable, tiers
 from django_celery_once_fenced.admin_reading import PAGE, ReadOnlyAdmin, isolated
 from django_celery_once_fenced.estimates import EXACT
+from django_celery_once_fenced.explained import explained
 from django_celery_once_fenced.lock_actions import ACTIONS, Name, Plan, no_fence, offered, plan, release
 from django_celery_once_fenced.lock_filters import filters_of, query_of
 from django_celery_once_fenced.lock_list import LockPage, find_lock, lock_page
@@ -34,6 +35,7 @@ from django_celery_once_fenced.models import Event, HeldLock, LedgerEntry
 from django_celery_once_fenced.objects import object_of
 from django_celery_once_fenced.overview import takeovers
 from django_celery_once_fenced.records import log
+from django_celery_once_fenced.steps import under_way
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -135,6 +137,8 @@ class HeldLockAdmin(ReadOnlyAdmin):
             "policy": tiers.policy_of(lock.task),
             "entry": entry if may_see_entry else None,
             "events": _events(lock, entry),
+            "explained": explained(lock),
+            "under_way": under_way(lock),
             "business": object_of(lock, request, self.admin_site),
             "actions": offered(lock, self.allowed(request)),
             "no_fence": no_fence(lock) if "bump" in self.allowed(request) else "",

@@ -29,6 +29,7 @@ __all__ = [
     "identifier",
     "isolated",
     "moment_of",
+    "second_of",
     "to_the_second",
     "with_note",
     "with_task",
@@ -59,8 +60,13 @@ def to_the_second(at: datetime | None) -> SafeString | str:
     """In the site's time zone; Django's own formats leave the seconds out, which matter here."""
     if at is None:
         return "-"
-    day, second = (date_format(localtime(at), part) for part in ("Y-m-d", "H:i:s"))
+    day, second = second_of(at).split()
     return format_html('<span class="of-nowrap">{}</span> <span class="of-nowrap">{}</span>', day, second)
+
+
+def second_of(at: datetime) -> str:
+    """The same where it stands in a sentence."""
+    return date_format(localtime(at), "Y-m-d H:i:s")
 
 
 def moment_of(field: Any) -> Any:

@@ -22,6 +22,7 @@ from django_celery_once_fenced import readable
 from django_celery_once_fenced.lock_list import find_lock, leases_of
 from django_celery_once_fenced.locks import Lock, Seen
 from django_celery_once_fenced.records import note_released
+from django_celery_once_fenced.steps import under_way
 
 __all__ = ["ACTIONS", "Action", "Done", "Name", "Plan", "Planned", "no_fence", "offered", "plan", "release"]
 
@@ -102,7 +103,8 @@ def _planned(name: Name, seen: str) -> Planned:
         return Planned(seen, None, lock.key, other, lock.task)
     if name == "bump" and (why := no_fence(lock)):
         return Planned(seen, None, lock.key, _("Nothing. %(why)s") % {"why": why}, lock.task)
-    return Planned(seen, lock, lock.key, _effect(name, lock), lock.task)
+    said = " ".join(filter(None, [_effect(name, lock), under_way(lock)]))
+    return Planned(seen, lock, lock.key, said, lock.task)
 
 
 def _effect(name: Name, lock: Lock) -> str:

@@ -234,8 +234,9 @@ def _fence(resource: str) -> Lock | None:
 def _slots(digest: str) -> Sequence[Lock]:
     """Both slots of a key."""
     store = runtime.current().readings
-    holds, waiting = store.look(digest), store.surroundings(digest).waiting
-    return [of_hold(Listed(hold, Cursor(0, ""), waiting)) for hold in holds]
+    holds, around = store.look(digest), store.surroundings(digest)
+    others = {"q": around.waiting - around.queued_waits, "r": around.waiting}
+    return [of_hold(Listed(hold, Cursor(0, ""), others[hold.slot])) for hold in holds]
 
 
 def _twin_guards(digest: str) -> Iterator[Lock]:

@@ -18,14 +18,28 @@ from django_celery_once_fenced import readable, tiers
 from django_celery_once_fenced.spans import lasting, moment
 
 if TYPE_CHECKING:
+    from celery_once_fenced.policy import Policy
     from django_celery_once_fenced.models import Fence
 
 __all__ = ["Lock", "Seen", "of_fence", "of_hold"]
 
 _SLOTS = {"queued": _("queued"), "running": _("running"), "fence": _("fenced")}
 _SENTENCES = {
-    "queued": _(
+    "queued": _("Task %(id)s was called, and holds the place of the next run for %(left)s at most."),
+    "until_executed": _(
         "Task %(id)s is queued: another call is a duplicate until it has run, or for %(left)s if it is lost."
+    ),
+    "until_executing": _(
+        "Task %(id)s is queued: another call is a duplicate until it begins, or for %(left)s if it is lost."
+    ),
+    "until_expired": _(
+        "Task %(id)s was called: another call is a duplicate for %(left)s more, whether this one has run or not."
+    ),
+    "replace": _(
+        "Task %(id)s is queued: a newer call takes its place, and then it does not run. It is believed for %(left)s."
+    ),
+    "keep_last": _(
+        "Task %(id)s is queued: it runs with the arguments of the newest call. It is believed for %(left)s."
     ),
     "running": _(
         "Task %(id)s runs on %(worker)s. If that worker dies, the next one starts in %(left)s; a live one renews."
@@ -108,7 +122,7 @@ class Lock:
 
     @property
     def explanation(self) -> str:
-        sentence = _SENTENCES["lapsed" if self.lapsed else self.slot] % {
+        sentence = _SENTENCES[self._sentence] % {
             "id": self.task_id or "-",
             "worker": self.worker or "-",
             "left": self.lease_left,
@@ -117,8 +131,24 @@ class Lock:
         }
         return f"{sentence} {_WAITING % {'count': self.waiting}}" if self.waiting else str(sentence)
 
+    @property
+    def _sentence(self) -> str:
+        if self.lapsed:
+            return "lapsed"
+        policy = tiers.policy_of(self.task) if self.slot == "queued" else None
+        return self.slot if policy is None else _promise(policy)
+
     def __str__(self) -> str:
         return self.key
+
+
+def _promise(policy: Policy) -> str:
+    """What another call gets while one is queued depends on the options of its task."""
+    if policy.on_duplicate in ("replace", "keep_last"):
+        return policy.on_duplicate
+    if policy.span.is_window:
+        return "until_expired"
+    return "until_executed" if policy.span.refused_by_r else "until_executing"
 
 
 @dataclass(frozen=True, slots=True)

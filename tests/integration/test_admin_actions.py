@@ -22,7 +22,7 @@ from django.utils import timezone
 from celery_once_fenced import runtime
 from celery_once_fenced.keys import Key
 from celery_once_fenced.policy import SPANS
-from celery_once_fenced.stores import Enqueue, Start
+from celery_once_fenced.stores import EffectFinish, EffectStart, Enqueue, Start
 from django_celery_once_fenced.lock_list import LockQuery, lock_page
 from django_celery_once_fenced.models import Event, Fence, LedgerEntry
 from example_project.shop.models import Account, Order
@@ -107,6 +107,22 @@ def test_a_fence_that_is_only_released_keeps_its_holder_in(
     confirm(releaser, asked)
     assert leases.look(lease.key.digest) == []
     assert ledger.renew(held) == ["renewed"]
+
+
+@pytest.mark.parametrize("name", ["release", "bump"])
+def test_a_step_under_way_is_told_before_its_run_is_released(
+    releaser: Client, ledger: Ledger, leases: Any, name: str
+) -> None:
+    held = ledger.hold(operation("post:1", "account:7"))
+    warned = "Its step “gateway” is under way since"
+    page = f"{LOCKS}{quote('f:account:7')}/change/"
+    assert warned not in ask(releaser, name, *shown(releaser)) + releaser.get(page).text
+    ledger.store.effect_start(EffectStart(held, "gateway", "hold"))
+    for text in (ask(releaser, name, *shown(releaser)), releaser.get(page).text):
+        assert warned in text
+        assert "the key may end in doubt" in text
+    ledger.store.effect_finish(EffectFinish(held.operation.digest, "gateway", held.holder, "done", "1"))
+    assert warned not in ask(releaser, name, *shown(releaser)) + releaser.get(page).text
 
 
 def test_a_fence_with_another_holder_than_the_page_showed_is_left_alone(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from html import unescape
 from typing import Any
@@ -22,9 +23,9 @@ from django.utils.html import escape
 
 from celery_once_fenced import runtime
 from celery_once_fenced.keys import Key
-from celery_once_fenced.policy import SPANS
+from celery_once_fenced.policy import SPANS, span_of
 from celery_once_fenced.stores import Cursor, Defer, Enqueue, Hold, HoldPage, Listed, Start
-from django_celery_once_fenced import estimates, fences
+from django_celery_once_fenced import estimates, fences, tiers
 from django_celery_once_fenced.admin import EventAdmin, LedgerEntryAdmin
 from django_celery_once_fenced.models import Effect, Event, Fence, LedgerEntry
 from example_project.shop.tasks import rebuild_catalogue, refresh_feed
@@ -216,6 +217,63 @@ def test_a_fence_shows_who_waits_for_its_resource_and_for_its_key(admin: Client,
     assert re.findall(r'data-label="Waiting"[^>]*>(\d+)<', shown(admin, "heldlock")).count("3") == 1
     assert "3 other calls wait for it." in lock_page(admin, "f:account:7")
     assert "wait for it." not in lock_page(admin, "f:account:8")
+
+
+def test_a_queued_call_says_whose_fence_it_waits_for(admin: Client, leases: Any) -> None:
+    """Its message came, found the resource held by another key, and stepped aside: it does not wait for itself."""
+    fence(key="post:301", resource="account:4", worker="C@shop", token=2)
+    digest, delivery = secrets.token_hex(32), secrets.token_hex(16)
+    leases.enqueue(
+        Enqueue(Key(digest, "post:302"), "shop.post", SPANS["until_executed"], delivery, "task-2", 3600)
+    )
+    wait_for(leases, digest, delivery, "account:4")
+    page = unescape(lock_page(admin, f"q:{digest}"))
+    assert "It waits for account:4, which post:301 holds on C@shop with token 2." in page
+    assert "it waits for account:4, which is held by key post:301" in page  # as explain() says
+    assert f'href="{PAGES["heldlock"]}{quote("f:account:4")}/change/"' in page
+    assert "other call" not in page
+    assert re.findall(r'data-label="Waiting"[^>]*>(\d+)<', shown(admin, "heldlock", slot="queued")) == ["0"]
+    Fence.objects.update(holder=None, expires_at=None)
+    assert "It waited for account:4, which nobody holds now" in lock_page(admin, f"q:{digest}")
+
+
+def test_a_lock_is_explained_as_far_as_redis_answers(admin: Client, use_redis: Callable[[str], Any]) -> None:
+    use_redis("redis://127.0.0.1:1")
+    fence()
+    page = lock_page(admin, "f:account:7")
+    assert "may write to account:7" in page
+    assert "In full" not in page
+
+
+PROMISES = {
+    ("until_executed", "return_existing"): "another call is a duplicate until it has run",
+    ("until_executed", "raise"): "another call is a duplicate until it has run",
+    ("until_executing", "return_existing"): "another call is a duplicate until it begins",
+    ("until_and_while_executing", "return_existing"): "another call is a duplicate until it begins",
+    ("until_expired", "return_existing"): "more, whether this one has run or not",
+    ("until_executed", "replace"): "a newer call takes its place",
+    ("until_executed", "keep_last"): "it runs with the arguments of the newest call",
+}
+
+
+@pytest.mark.parametrize(("unique", "on_duplicate"), PROMISES)
+def test_a_queued_call_promises_what_its_task_does(
+    admin: Client, leases: Any, monkeypatch: pytest.MonkeyPatch, unique: str, on_duplicate: str
+) -> None:
+    known = tiers.policy_of(refresh_feed.name)
+    assert known is not None
+    options: Any = {"unique": unique, "on_duplicate": on_duplicate, "span": span_of(unique, on_duplicate)}
+    monkeypatch.setattr(tiers, "policy_of", lambda _task: replace(known, **options))
+    queue(leases, "feed:1", "task-1", task=refresh_feed.name)
+    (hold,) = leases.holds()
+    page = lock_page(admin, f"q:{hold.digest}")
+    assert {promise for promise in PROMISES.values() if promise in page} == {PROMISES[unique, on_duplicate]}
+
+
+def test_a_queued_call_of_a_task_that_is_not_known_promises_nothing(admin: Client, leases: Any) -> None:
+    queue(leases, "feed:1", "task-1")
+    (hold,) = leases.holds()
+    assert "holds the place of the next run for" in lock_page(admin, f"q:{hold.digest}")
 
 
 def test_with_redis_down_the_page_says_so_and_shows_the_fences(
