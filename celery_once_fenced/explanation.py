@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_once_fenced.ledger import recorded_error
 from celery_once_fenced.outcome import moment_of
-from celery_once_fenced.stores import Decision, HeldFence, Hold, Surroundings, Waiters
+from celery_once_fenced.stores import Decision, HeldFence, Hold, RecordedEffect, Surroundings, Waiters
+from celery_once_fenced.wording import safe, shorten
 
-__all__ = ["Explanation"]
+__all__ = ["Explanation", "release_warning"]
+
+LONGEST_ERROR = 200
+"""Characters of a recorded error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +36,32 @@ class Explanation:
     """Who has the fence of the resource that messages of this key wait for: another key, as a rule."""
     entry: Mapping[str, Any] | None = None
     """The ledger entry by column, where the correctness tier knows the key."""
+    effects: tuple[RecordedEffect, ...] = ()
+    """The external steps of that entry, the oldest first."""
     decisions: tuple[Decision, ...] = ()
     """What people decided of it since it last started, oldest first; where no ledger knows of starts, for a day."""
     unknown: str = ""
     """Why fence and ledger could not be asked; empty where they were."""
+    windows: Mapping[str, float] = field(default_factory=dict)
+    """By holder: the end, in unix time, of those queued holds that are windows, of tasks under ``until_expired``."""
+    hint: str = ""
+    """What may be wrong with a text that nobody knows."""
+
+    @property
+    def known(self) -> bool:
+        """Whether anything that is held or recorded reads like this; not, where ``unknown`` says so."""
+        return bool(self.digest or self.holds or self.fences)
+
+    @property
+    def warning(self) -> str:
+        """What whoever releases the key should know before, as a sentence; empty where there is nothing."""
+        running = self.entry is not None and self.entry["state"] == "running"
+        return release_warning([one.name for one in _started(self.effects)] if running else [])
 
     def __str__(self) -> str:
-        parts = [_hold_sentence(hold) for hold in self.holds]
+        parts = [self._hold(hold) for hold in self.holds]
         parts += [_fence_sentence(fence) for fence in self.fences]
-        parts += [_entry_sentence(self.entry)] if self.entry is not None else []
+        parts += _recorded(self.key, self.entry, self.effects) if self.entry is not None else []
         parts += [f"fence and ledger are not known, {self.unknown}"] if self.unknown else []
         parts = parts or [self._free]
         parts += _around(self.holds, self.around)
@@ -46,9 +69,17 @@ class Explanation:
         parts += map(_decision_sentence, self.decisions)
         return f"{self.key}: {'; '.join(parts)}."
 
+    def _hold(self, hold: Hold) -> str:
+        until = self.windows.get(hold.holder)
+        return _hold_sentence(hold) if until is None else _window_sentence(hold, until)
+
     @property
     def _free(self) -> str:
-        return "held by nobody" + ("" if self.blocker else ", a call runs at once")
+        """Messages that wait in the broker are seen by no store, so nobody knows whose turn is next."""
+        if not self.known:
+            nobody = "no key or fence of this text is held or recorded (the efficiency tier keeps nothing of a free one)"
+            return nobody + (f"; {self.hint}" if self.hint else "")
+        return "held by nobody" + ("" if self.blocker else ", the next message to reach a worker runs")
 
     def _resources(self) -> Iterator[str]:
         """Who is in whose way by a resource that several keys share (C10)."""
@@ -71,6 +102,11 @@ def _hold_sentence(hold: Hold) -> str:
     if hold.name:
         where += ", in the way of its own redelivery alone,"
     return f"running in task {hold.task_id}{where} since {_at(hold.since)}, lease left {hold.left:.1f} s"
+
+
+def _window_sentence(hold: Hold, until: float) -> str:
+    """Nothing of it says whether the call has run: its start asks for nothing."""
+    return f"called at {_at(hold.since)} by task {hold.task_id}, further calls are duplicates until {_at(until)} (window)"
 
 
 def _fence_sentence(fence: HeldFence) -> str:
@@ -98,8 +134,59 @@ def _until(fence: HeldFence) -> str:
     return f"lapsed {-fence.left:.1f} s ago, free to be taken over"
 
 
-def _entry_sentence(entry: Mapping[str, Any]) -> str:
-    return f"recorded as {entry['state']} by task {entry['task_id']}, attempt {entry['attempt']}, token {entry['token']}"
+# --- what is recorded -------------------------------------------------------------------------------------------------
+
+
+def release_warning(steps: Sequence[str]) -> str:
+    """What a release of a running key may leave, as a sentence; empty where none of its external steps is under way.
+
+    Args:
+        steps: Names of its effects that are ``started``.
+    """
+    if not steps:
+        return ""
+    return (
+        f"{_steps(steps)} under way: what becomes of it may stay unknown, and the key may then end in doubt, for a person "
+        "to decide."
+    )
+
+
+def _recorded(key: str, entry: Mapping[str, Any], effects: Sequence[RecordedEffect]) -> Iterator[str]:
+    recorded = f"recorded as {entry['state']} by task {entry['task_id']}, attempt {entry['attempt']}, token {entry['token']}"
+    yield recorded + (f": {_error(entry)}" if entry["state"] == "failed" else "")
+    yield from (
+        _step_sentence(one, entry)
+        for one in _started(effects)
+        if entry["state"] not in ("succeeded", "failed")
+    )
+    if entry["state"] == "in_doubt":
+        yield (
+            f"a person must decide: once resolve {shlex.quote(key)} succeeded --reason …, or failed, or again; or in the admin, "
+            "Keys in doubt"
+        )
+
+
+def _error(entry: Mapping[str, Any]) -> str:
+    """As the ledger has it: no argument values, unless the message holds them."""
+    name, message = recorded_error(entry["error"])
+    deaths = f" ({_counted(entry['takeovers'], 'takeover')})" if name.endswith(".ExhaustedError") else ""
+    return f"{name.rpartition('.')[2]}: {shorten(safe(message), LONGEST_ERROR)}{deaths}"
+
+
+def _started(effects: Sequence[RecordedEffect]) -> list[RecordedEffect]:
+    return [one for one in effects if one.state == "started"]
+
+
+def _step_sentence(effect: RecordedEffect, entry: Mapping[str, Any]) -> str:
+    """L4: under way is what the present holder has started; what another has started may have happened."""
+    if entry["state"] == "running" and effect.holder == entry["holder"]:
+        return f"{_steps([effect.name])} under way since {_at(effect.since)}"
+    return f"step {effect.name!r} was started at {_at(effect.since)}, and nobody knows whether it happened"
+
+
+def _steps(names: Sequence[str]) -> str:
+    listed = ", ".join(map(repr, names))
+    return f"step {listed} is" if len(names) == 1 else f"steps {listed} are"
 
 
 # --- what surrounds the holds -----------------------------------------------------------------------------------------

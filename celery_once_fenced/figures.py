@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from celery_once_fenced.audit import Overdue, Subject, overdue, overdue_after
-from celery_once_fenced.errors import StoreUnavailableError
+from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.events import emit
+from celery_once_fenced.policy import Policy
 from celery_once_fenced.stores import LeaseStore, LedgerStore
 from celery_once_fenced.stores.counters import HOLD_MAX, begun_of, hold_quantile, runs_of
 from celery_once_fenced.stores.listing import Census, HoldQuery, TaskCensus
 from celery_once_fenced.stores.observations import LedgerCounts
 
-__all__ = ["Figures", "Source", "TaskFigures", "find_overdue", "read", "subjects"]
+__all__ = ["Figures", "Source", "TaskFigures", "find_overdue", "policies", "read", "subjects"]
 
 MOST_OVERDUE = 1000
 """So many running holds are looked at, of the tasks that have overdue ones."""
@@ -179,17 +180,36 @@ def _is_late(held: TaskCensus, counters: Mapping[str, int], now: float) -> bool:
 def subjects(app: Any, figures: Figures) -> Iterator[Subject]:
     """The guarded tasks of an app as the audit wants them.  Raises ``ConfigError`` where one's options are wrong."""
     doubts = figures.ledger.in_doubt if figures.ledger is not None else {}
-    for name, task in app.tasks.items():
-        if hasattr(type(task), "blueprint"):
-            policy = task.blueprint.policy
-            limit = task.time_limit or app.conf.task_time_limit
-            yield Subject(
-                task=name,
-                tier=policy.tier,
-                lease=policy.lease,
-                double_run=policy.double_run,
-                bounded=policy.max_hold is not None or limit is not None,
-                resource=policy.resource if isinstance(policy.resource, str) else None,
-                counters=figures.counters.get(name, {}),
-                in_doubt=doubts.get(name, 0),
-            )
+    for name, task in _guarded(app):
+        policy = task.blueprint.policy
+        limit = task.time_limit or app.conf.task_time_limit
+        yield Subject(
+            task=name,
+            tier=policy.tier,
+            lease=policy.lease,
+            double_run=policy.double_run,
+            bounded=policy.max_hold is not None or limit is not None,
+            resource=policy.resource if isinstance(policy.resource, str) else None,
+            counters=figures.counters.get(name, {}),
+            in_doubt=doubts.get(name, 0),
+        )
+
+
+def policies(app: Any) -> dict[str, Policy]:
+    """The policies of an app's guarded tasks, by name; a task whose options are wrong has none."""
+    return {name: policy for name, task in _guarded(app) if (policy := _policy(task)) is not None}
+
+
+def _policy(task: Any) -> Policy | None:
+    try:
+        policy: Policy = task.blueprint.policy
+    except ConfigError:  # what is wrong with it, the doctor says
+        return None
+    return policy
+
+
+def _guarded(app: Any) -> Iterator[tuple[str, Any]]:
+    """By name: there is no order in which tasks are registered.  A copy, as another thread may register one."""
+    yield from sorted(
+        (name, task) for name, task in list(app.tasks.items()) if hasattr(type(task), "blueprint")
+    )

@@ -23,7 +23,16 @@ from typing import Any
 
 from celery_once_fenced import errors
 
-__all__ = ["Aftermath", "Codec", "Encoded", "ResultOmitted", "aftermath", "decode_error", "encode_error"]
+__all__ = [
+    "Aftermath",
+    "Codec",
+    "Encoded",
+    "ResultOmitted",
+    "aftermath",
+    "decode_error",
+    "encode_error",
+    "recorded_error",
+]
 
 LARGEST_RESULT = 64 * 1024
 """Bytes of ASCII JSON; a larger result is recorded as omitted (L6)."""
@@ -93,16 +102,21 @@ def _message(error: BaseException) -> str:
         return "its message cannot be read"
 
 
+def recorded_error(text: str | None) -> tuple[str, str]:
+    """Class name and message of an error as it was recorded."""
+    try:
+        record = json.loads(text or "")
+        return str(record["type"]), str(record["message"])
+    except (ValueError, TypeError, KeyError):
+        return "unknown", "the record cannot be read"
+
+
 def decode_error(text: str | None, *, key: str, known: Iterable[type[BaseException]]) -> BaseException:
     """The error a finished key answers with: one of ``known`` (``final_errors``) by class name, else RecordedError.
 
     Nothing is imported by a name that comes out of the database.
     """
-    try:
-        record = json.loads(text or "")
-        name, message = str(record["type"]), str(record["message"])
-    except (ValueError, TypeError, KeyError):
-        return errors.RecordedError(key, "unknown", "the record cannot be read")
+    name, message = recorded_error(text)
     for cls in known:
         if f"{cls.__module__}.{cls.__qualname__}" == name:
             return _remade(cls, message) or errors.RecordedError(key, name, message)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from celery_once_fenced import outbox, runtime
@@ -14,7 +13,10 @@ from celery_once_fenced.durations import Duration, parse_duration
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.events import emit
 from celery_once_fenced.explanation import Explanation
+from celery_once_fenced.figures import policies
 from celery_once_fenced.ledger import Encoded
+from celery_once_fenced.lookup import DIGEST, Found, find, hint, look_up
+from celery_once_fenced.policy import Policy
 from celery_once_fenced.stores import (
     Decision,
     HeldFence,
@@ -27,12 +29,10 @@ from celery_once_fenced.stores import (
     Surroundings,
 )
 from celery_once_fenced.stores.listing import search
+from celery_once_fenced.wording import safe
 
-__all__ = ["Explanation", "Found", "explain", "find", "forget", "release", "resolve"]
+__all__ = ["DIGEST", "Explanation", "explain", "forget", "release", "resolve"]
 
-DIGEST = re.compile("[0-9a-f]{64}")
-SHORTENED = 100
-"""Characters of readable key in a slot: a longer key matches by its beginning."""
 REMEMBERED = 86400.0
 """Seconds for which a decision of a key is told where nobody knows whether it has started since."""
 STATES: Mapping[str, Literal["succeeded", "failed", "retryable"]] = {
@@ -47,73 +47,31 @@ def explain(key: str) -> Explanation:
 
     Args:
         key: The 64 hexadecimal characters of its digest, or the readable key as outcomes, logs and admin show it; or a
-            resource whose fence is held.  Text that nothing held or recorded reads is a free key, with no digest.
+            resource whose fence is held.  Text that nothing held or recorded reads has no digest (``known`` is false),
+            and a hint where one can be given.
 
     Raises:
         ConfigError: several keys read like this.
         StoreUnavailableError: Redis does not answer.  Without Postgres, ``unknown`` says so.
     """
     here = runtime.current()
-    found = _found(here, key)
+    try:
+        found = look_up(here, key)
+    except StoreUnavailableError as error:
+        if error.args[0] == "redis":
+            raise
+        return Explanation(key, "", (), Surroundings(), unknown=str(error))
+    known = policies(here.app)
     if found is None:
-        return Explanation(key, "", (), Surroundings())
-    holds, around = _holds(here.leases, found), _around(here.leases, found)
-    seen = Explanation(found.text, found.digest, tuple(holds), around)
+        return Explanation(key, "", (), Surroundings(), hint=hint(here, key, known))
+    holds, around = tuple(_holds(here.leases, found)), _around(here.leases, found)
+    seen = Explanation(found.text, found.digest, holds, around, windows=_windows(holds, known))
     if here.ledger is None:
         return seen
     try:
         return _with_ledger(seen, here, here.ledger, found)
     except StoreUnavailableError as error:
         return replace(seen, unknown=str(error))
-
-
-def find(here: runtime.Runtime, key: str) -> Found:
-    """What a key given as digest or readable text is.  Raises ``ConfigError`` where nobody knows the text."""
-    found = _found(here, key)
-    if found is None:
-        raise ConfigError(
-            f"no key {key!r} is held or recorded: give the readable key as shown, or its digest"
-        )
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A key that somebody knows."""
-
-    digest: str
-    """Empty for a fence that is held outside of tasks."""
-    text: str
-    """As it was given."""
-    resource: str = ""
-    """Where it was given as a resource that is held."""
-
-
-def _found(here: runtime.Runtime, key: str) -> Found | None:
-    if not isinstance(key, str):
-        raise ConfigError(f"a key is given as text, its digest or what is shown of it, not as {key!r}")
-    if DIGEST.fullmatch(key):
-        return Found(key, key)
-    digests = sorted({hold.digest for hold in here.leases.holds() if _reads(hold.text, key)})
-    if len(digests) > 1:  # text is for people and may be shortened; the digest decides (K3)
-        raise ConfigError(
-            f"{len(digests)} keys read {key!r}: give the digest of one of them: {', '.join(digests)}"
-        )
-    if digests:
-        return Found(digests[0], key)
-    return None if here.ledger is None else _found_recorded(here.ledger, key)
-
-
-def _found_recorded(ledger: LedgerStore, key: str) -> Found | None:
-    recorded = ledger.find(key)
-    if recorded is not None:
-        return Found(recorded.hex(), key)
-    fence = ledger.fence(key)
-    return None if fence is None else Found(fence.digest.hex() if fence.digest else "", key, key)
-
-
-def _reads(shown: str, key: str) -> bool:
-    return shown == key or (len(shown) >= SHORTENED and key.startswith(shown))
 
 
 # --- what is known of a key -------------------------------------------------------------------------------------------
@@ -129,6 +87,19 @@ def _holds(leases: LeaseStore, found: Found) -> Iterator[Hold]:
             yield listed.hold
 
 
+def _windows(holds: Iterable[Hold], policies: Mapping[str, Policy]) -> dict[str, float]:
+    """A slot does not say what it stands for: the task's policy does, where this process knows the task."""
+    spans = {
+        hold.holder: policies[hold.task].span for hold in holds if hold.slot == "q" and hold.task in policies
+    }
+    now = time.time()
+    return {
+        hold.holder: now + hold.left
+        for hold in holds
+        if hold.holder in spans and spans[hold.holder].is_window
+    }
+
+
 def _around(leases: LeaseStore, found: Found) -> Surroundings:
     return leases.surroundings(found.digest) if found.digest else Surroundings()
 
@@ -142,13 +113,14 @@ def _fences(ledger: LedgerStore, found: Found) -> list[HeldFence]:
 
 def _with_ledger(seen: Explanation, here: runtime.Runtime, ledger: LedgerStore, found: Found) -> Explanation:
     fences, entry = _fences(ledger, found), _entry(ledger, found)
-    wanted = seen.around.resource
+    wanted, effects = seen.around.resource, ledger.effects(bytes(entry["key_digest"])) if entry else []
     return replace(
         seen,
         fences=tuple(fences),
         waiters={fence.resource: here.leases.waiters(fence.resource) for fence in fences},
         blocker=ledger.fence(wanted) if wanted else None,
         entry=entry,
+        effects=tuple(effects),
         decisions=tuple(_decisions(ledger, found, seen.holds, entry)),
     )
 
@@ -186,7 +158,7 @@ def release(key: str, holder: str, *, reason: str = "", actor: str = "") -> bool
     Raises ``StoreUnavailableError``: a store does not answer.  What the other one had was freed all the same.
     """
     here = runtime.current()
-    found = _found(here, key)
+    found = look_up(here, key)
     if found is None:
         return False
     freed: list[object] = []
@@ -305,7 +277,7 @@ def forget(key: str, *, reason: str, actor: str = "") -> bool:
 
 def _recorded(here: runtime.Runtime, key: str) -> str:
     """The digest, as :func:`find` gives it, but of the ledger, where under ``replay_for=0`` each call is a digest of its own (L11)."""
-    recorded = None if DIGEST.fullmatch(key) else _ledger(here).find(key)
+    recorded = None if DIGEST.fullmatch(key) else _ledger(here).find(key) or _ledger(here).find(safe(key))
     return find(here, key).digest if recorded is None else recorded.hex()
 
 

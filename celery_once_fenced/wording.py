@@ -40,6 +40,8 @@ def listed(words: Iterable[str]) -> str:
 @lru_cache(maxsize=1024)
 def lasting(seconds: float) -> str:
     """A duration as people say it, to two or three digits: ``45 ms``, ``2.5 s``, ``3 min 20 s``, ``1 h 5 min``, ``2 d``."""
+    if seconds < 0:
+        return f"-{lasting(-seconds)}"
     if round(seconds * 1000) < 1000:
         return f"{seconds * 1000:.3g} ms"
     if round(seconds, 1) < 60:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,9 +12,10 @@ from celery_once_fenced import operate, runtime
 from celery_once_fenced.cli.exits import Exit
 from celery_once_fenced.cli.group import REASON, command, decided
 from celery_once_fenced.cli.output import Duration, note, print_json, print_table
-from celery_once_fenced.errors import StoreUnavailableError
+from celery_once_fenced.errors import ConfigError, StoreUnavailableError
+from celery_once_fenced.lookup import SHORTENED
 from celery_once_fenced.outcome import moment_of
-from celery_once_fenced.stores import Decision, HeldFence, Hold, Surroundings, Waiters
+from celery_once_fenced.stores import Decision, HeldFence, Hold, RecordedEffect, Surroundings, Waiters
 
 __all__: list[str] = []
 
@@ -23,37 +24,51 @@ COLUMNS = ("key", "task", "slot", "task_id", "worker", "token", "since", "left",
 
 
 @command()
-def leases(as_json: bool) -> None:
+@click.pass_context
+def leases(context: click.Context, as_json: bool) -> None:
     """List what is held now: queued (q), running (r) and fences."""
+    rows, away = _rows()
     if as_json:
-        print_json(*_rows())
-    elif rows := list(_rows()):
-        print_table(COLUMNS, rows)
-    else:
+        print_json(*rows)
+    elif rows:
+        print_table(COLUMNS, map(_shown, rows))
+    elif away is None:
         click.echo("nothing is held")
+    if away is not None:
+        note(f"{'' if rows else 'no lease is held; '}fences are not known: {away}")
+    context.exit(Exit.DONE if away is None else Exit.UNAVAILABLE)
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "left": "lapsed" if row["left"] is None else row["left"]}
 
 
 @command()
 @click.argument("key")
-def explain(key: str, as_json: bool) -> None:
+@click.pass_context
+def explain(context: click.Context, key: str, as_json: bool) -> None:
     """Say who holds KEY (readable, or its digest), why, and until when."""
     explanation = operate.explain(key)
-    if not as_json:
+    if as_json:
+        print_json(_explained(explanation))
+    else:
         click.echo(str(explanation))
-        return
-    print_json(
-        {
-            "key": explanation.key,
-            "digest": explanation.digest,
-            "text": str(explanation),
-            "held": [*map(_hold_row, explanation.holds), *map(_fence_row, explanation.fences)],
-            "around": _around_row(explanation.around),
-            "blocked_by": _blocker_row(explanation.blocker),
-            "waiters": {name: _waiters_row(found) for name, found in explanation.waiters.items()},
-            "entry": explanation.entry,
-            "decisions": [_decision_row(decision) for decision in explanation.decisions],
-        }
-    )
+    context.exit(Exit.UNAVAILABLE if explanation.unknown else Exit.DONE)
+
+
+def _explained(explanation: operate.Explanation) -> dict[str, Any]:
+    return {
+        "key": explanation.key,
+        "digest": explanation.digest,
+        "text": str(explanation),
+        "held": [*map(_hold_row, explanation.holds), *map(_fence_row, explanation.fences)],
+        "around": _around_row(explanation.around),
+        "blocked_by": _blocker_row(explanation.blocker),
+        "waiters": {name: _waiters_row(found) for name, found in explanation.waiters.items()},
+        "entry": explanation.entry,
+        "effects": [_effect_row(effect) for effect in explanation.effects],
+        "decisions": [_decision_row(decision) for decision in explanation.decisions],
+    }
 
 
 @command()
@@ -66,12 +81,19 @@ def explain(key: str, as_json: bool) -> None:
 def release(
     context: click.Context, key: str, holder: str | None, reason: str, actor: str, yes: bool, as_json: bool
 ) -> None:
-    """Free KEY by hand.  Its task goes on running, but can free or commit nothing of its successor's."""
+    """Free KEY by hand.  Its task goes on running, but can free or commit nothing of its successor's.
+
+    Where an external step of it is under way, the key may end in doubt; that is said before it is asked.
+    """
     if as_json and not yes:
         raise click.UsageError("--json asks nothing: give --yes as well")
     explanation = operate.explain(key)
+    if not explanation.known and not explanation.unknown:
+        raise ConfigError(str(explanation))
     if not as_json:
         click.echo(str(explanation))
+        if explanation.warning:
+            click.echo(explanation.warning)
     freed: list[str] = []
     kept: list[str] = []
     for one in [holder] if holder else list(dict.fromkeys(_holders(explanation))):
@@ -84,7 +106,7 @@ def release(
         print_json({"key": explanation.key, "freed": freed, "no_longer_held_by": kept})
     elif not freed:
         click.echo("nothing was freed")
-    context.exit(Exit.DONE if freed else Exit.NOT_DONE)
+    context.exit(Exit.DONE if freed else Exit.UNAVAILABLE if explanation.unknown else Exit.NOT_DONE)
 
 
 def _holders(explanation: operate.Explanation) -> Iterator[str]:
@@ -95,20 +117,21 @@ def _holders(explanation: operate.Explanation) -> Iterator[str]:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _rows() -> Iterator[dict[str, Any]]:
+def _rows() -> tuple[list[dict[str, Any]], StoreUnavailableError | None]:
+    """What Redis knows is worth showing where the fences are not known: then also why."""
     here = runtime.current()
-    yield from map(_hold_row, here.readings.holds())
+    rows = list(map(_hold_row, here.readings.holds()))
     if here.ledger is None:
-        return
+        return rows, None
     try:
-        yield from map(_fence_row, here.ledger.fences())
-    except StoreUnavailableError as error:  # what Redis knows is worth showing all the same
-        note(f"fences are not known: {error}")
+        return [*rows, *map(_fence_row, here.ledger.fences())], None
+    except StoreUnavailableError as error:
+        return rows, error
 
 
 def _hold_row(hold: Hold) -> dict[str, Any]:
     return {
-        "key": hold.text or hold.digest,
+        "key": _key(hold),
         "digest": hold.digest,
         "task": hold.task,
         "slot": hold.slot,
@@ -121,6 +144,11 @@ def _hold_row(hold: Hold) -> dict[str, Any]:
     }
 
 
+def _key(hold: Hold) -> str:
+    """A slot keeps the beginning of a long key, which ``explain`` understands."""
+    return f"{hold.text}…" if len(hold.text) >= SHORTENED else hold.text or hold.digest
+
+
 def _fence_row(fence: HeldFence) -> dict[str, Any]:
     return {
         "key": fence.resource,
@@ -131,7 +159,7 @@ def _fence_row(fence: HeldFence) -> dict[str, Any]:
         "worker": fence.worker,
         "token": fence.token,
         "since": _moment(fence.since),
-        "left": Duration(round(fence.left, 1)),
+        "left": Duration(round(fence.left, 1)) if fence.left > 0 else None,
         "holder": fence.holder,
     }
 
@@ -142,6 +170,10 @@ def _blocker_row(fence: HeldFence | None) -> dict[str, Any] | None:
 
 def _waiters_row(waiters: Waiters) -> dict[str, Any]:
     return {"number": waiters.number, "since": _moment(waiters.since)}
+
+
+def _effect_row(effect: RecordedEffect) -> dict[str, Any]:
+    return {"name": effect.name, "state": effect.state, "since": _moment(effect.since)}
 
 
 def _decision_row(decision: Decision) -> dict[str, Any]:

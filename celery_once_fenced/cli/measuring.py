@@ -11,6 +11,7 @@ import click
 from celery_once_fenced import figures as readings
 from celery_once_fenced import runtime
 from celery_once_fenced.audit import Audited, audit
+from celery_once_fenced.cli.exits import Exit
 from celery_once_fenced.cli.group import command, registered
 from celery_once_fenced.cli.output import Duration, note, print_json, print_table
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
@@ -32,13 +33,23 @@ AUDIT = ("task", "tier", "breaks", "enforced", "lease", *TIMES, "expired", "lost
 
 
 @command()
-def stats(as_json: bool) -> None:
+@click.pass_context
+def stats(context: click.Context, as_json: bool) -> None:
     """Count what is held and what happened, per task; name holds that last too long."""
     figures = _read()
     if as_json:
-        for task in figures.tasks():
-            print_json(_numbers(task))
-        return
+        print_json(*map(_numbers, figures.tasks()))
+    else:
+        _print_stats(figures)
+    context.exit(_status(figures))
+
+
+def _status(figures: Figures) -> Exit:
+    """The rest was shown."""
+    return Exit.UNAVAILABLE if figures.silent else Exit.DONE
+
+
+def _print_stats(figures: Figures) -> None:
     rows = [_row(task) for task in figures.tasks()]
     seen = [name for name in _counter_names() if name in ALWAYS or any(row[name] for row in rows)]
     print_table((*NOW, "begun", *seen, *TIMES), rows)
@@ -72,15 +83,20 @@ def _counter_names() -> list[str]:
 
 
 @command()
-def audit_(as_json: bool) -> None:
+@click.pass_context
+def audit_(context: click.Context, as_json: bool) -> None:
     """Say of each task what a second run breaks, what prevents one, and whether its lease fits."""
     here = registered()
     figures = _read()
     rows = audit(readings.subjects(here.app, figures), _guarded_tables(here))
     if as_json:
-        for row in rows:
-            print_json(asdict(row))
-        return
+        print_json(*map(asdict, rows))
+    else:
+        _print_audit(rows)
+    context.exit(_status(figures))
+
+
+def _print_audit(rows: Sequence[Audited]) -> None:
     print_table(AUDIT, map(_audit_row, rows))
     for text, tasks in _by_advice(rows).items():
         click.echo(f"{', '.join(tasks)}: {text}")

@@ -27,6 +27,7 @@ __all__ = [
     "Operation",
     "OutboxMessage",
     "Pruned",
+    "RecordedEffect",
     "RenewalAnswer",
     "Resolution",
     "Resolved",
@@ -229,6 +230,19 @@ class Decision:
         if kind.startswith("ledger."):
             said = json.loads(detail)
         return cls(kind, at, actor, str(said["reason"]), str(said.get("state", "")), token)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEffect:
+    """One external step of an entry, as the ledger has it."""
+
+    name: str
+    state: str
+    """``started`` (it is under way, or nobody knows how it ended), ``done`` or ``failed``."""
+    since: float
+    """Unix time at which it was started last, by the database's clock."""
+    holder: str
+    """Of the execution that started it."""
 
 
 @record(frozen=True, slots=True)

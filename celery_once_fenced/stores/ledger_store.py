@@ -24,6 +24,7 @@ from celery_once_fenced.stores.ledger_questions import (
     HeldFence,
     OutboxMessage,
     Pruned,
+    RecordedEffect,
     RenewalAnswer,
     Resolution,
     Resolved,
@@ -107,6 +108,10 @@ class LedgerStore(Protocol):
 
     def look(self, digest: bytes) -> Mapping[str, Any] | None:
         """The ledger entry of a digest as a mapping of its columns, or None."""
+        ...
+
+    def effects(self, digest: bytes) -> list[RecordedEffect]:
+        """The external steps of an entry, the oldest first."""
         ...
 
     def fences(self) -> Iterator[HeldFence]:

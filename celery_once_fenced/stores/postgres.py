@@ -33,6 +33,7 @@ from celery_once_fenced.stores import (
     Operation,
     OutboxMessage,
     Pruned,
+    RecordedEffect,
     RenewalAnswer,
     Resolution,
     Resolved,
@@ -191,6 +192,10 @@ class PostgresLedgerStore:
         """The digest of the newest entry with this readable key, one in doubt first, or None."""
         found = self._claims.ask(_FIND, (key,))
         return bytes(found[0]["key_digest"]) if found else None
+
+    def effects(self, digest: bytes) -> list[RecordedEffect]:
+        """See ``postgres_operating``."""
+        return operating.effects(self._claims, digest)
 
     def fences(self) -> Iterator[HeldFence]:
         """See ``postgres_operating``."""

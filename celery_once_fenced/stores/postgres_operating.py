@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from celery_once_fenced.stores.hold import Hold
-from celery_once_fenced.stores.ledger_questions import Decision, HeldFence
+from celery_once_fenced.stores.ledger_questions import Decision, HeldFence, RecordedEffect
 from celery_once_fenced.stores.postgres_connections import Connections
 
-__all__ = ["decisions", "fence", "fences", "fences_of", "note_released"]
+__all__ = ["decisions", "effects", "fence", "fences", "fences_of", "note_released"]
 
 PAGE = 500
 """Fences read in one round trip."""
@@ -32,6 +32,10 @@ _RUNNING = (
     "select resource from once_fenced_ledger where state = 'running' and (key_digest = %s::bytea or key = %s)"
 )
 _OF_KEY = f"{_HELD} and (key_digest = %s::bytea or key = %s) and resource in ({_RUNNING}) order by resource"  # constants
+_EFFECTS = """
+select name, state::text as state, extract(epoch from started_at)::float8 as since, holder
+  from once_fenced_effect where key_digest = %s::bytea order by started_at, name
+"""
 _DECISIONS = """
 select kind, extract(epoch from at)::float8 as at, coalesce(actor, '') as actor, coalesce(detail, '') as detail, token
   from once_fenced_event
@@ -61,6 +65,11 @@ def fence(connections: Connections, resource: str) -> HeldFence | None:
 def fences_of(connections: Connections, digest: bytes, key: str) -> list[HeldFence]:
     """See ``LedgerStore.fences_of``."""
     return [HeldFence(**row) for row in connections.ask(_OF_KEY, (digest, key, digest, key))]
+
+
+def effects(connections: Connections, digest: bytes) -> list[RecordedEffect]:
+    """See ``LedgerStore.effects``."""
+    return [RecordedEffect(**row) for row in connections.ask(_EFFECTS, (digest,))]
 
 
 def decisions(connections: Connections, digests: Sequence[bytes], after: float, limit: int) -> list[Decision]:

@@ -13,7 +13,7 @@ def told(bench: Bench) -> str:
 
 
 def test_free_key_is_free(bench: Bench) -> None:
-    assert told(bench) == "shop.feed:1: held by nobody, a call runs at once."
+    assert told(bench) == "shop.feed:1: held by nobody, the next message to reach a worker runs."
 
 
 def test_queued_and_running_holds_are_told_with_task_worker_and_time(bench: Bench) -> None:

@@ -117,6 +117,14 @@ def test_nothing_held_is_no_error(app: Celery) -> None:
     assert (result.exit_code, result.output) == (0, "nothing is held\n")
 
 
+def test_key_that_a_slot_cuts_is_shown_cut_and_found_as_shown(app: Celery, runtime: Runtime) -> None:
+    long = Key("ef" * 32, "shop.feed:" + "x" * 150)
+    runtime.leases.enqueue(Enqueue(long, "shop.feed", SPANS["until_executed"], "d3", "t3", 3600.0))
+    (row,) = rows(run(app, "leases", "--json"))
+    assert row["key"] == long.text[:100] + "…"
+    assert "queued by task t3" in run(app, "explain", row["key"]).output
+
+
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +160,10 @@ def test_unknown_key_is_wrong_usage(app: Celery) -> None:
 
 def test_key_that_nobody_holds_is_explained(app: Celery) -> None:
     result = run(app, "explain", "nobody")
-    assert (result.exit_code, "held by nobody" in result.output) == (0, True)
+    assert (result.exit_code, "no key or fence of this text is held or recorded" in result.output) == (
+        0,
+        True,
+    )
 
 
 # --- release ----------------------------------------------------------------------------------------------------------
@@ -169,6 +180,15 @@ def test_release_asks_first_and_takes_no_for_an_answer(app: Celery, runtime: Run
     assert (result.exit_code, "nothing was freed" in result.output) == (1, True)
     assert run(app, "release", KEY.text, answer="").exit_code == 1
     assert len(list(runtime.leases.holds())) == 2
+
+
+def test_release_of_a_key_that_nobody_knows_is_wrong_usage(app: Celery, holder: str) -> None:
+    result = run(app, "release", "shop.fed:7", "--yes")
+    assert (result.exit_code, "no key or fence of this text is held or recorded" in result.output) == (
+        2,
+        True,
+    )
+    assert run(app, "release", "ef" * 32, "--yes").exit_code == 1
 
 
 def test_release_by_somebody_else_frees_nothing(app: Celery, runtime: Runtime, holder: str) -> None:
@@ -266,6 +286,47 @@ def test_release_frees_both_stores_of_one_holder_and_raises_the_fence(fenced: Ce
     again = ledger.claim(claim_of(held.operation, new_id()))
     assert again.token is not None
     assert again.token > held.token + 1
+
+
+def test_lapsed_fence_is_lapsed(fenced: Celery, held: Held, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("update once_fenced_fence set expires_at = clock_timestamp() - interval '21.3 s'")
+    (row,) = [row for row in rows(run(fenced, "leases", "--json")) if row["slot"] == "fence"]
+    assert row["left"] is None
+    (line,) = [line for line in run(fenced, "leases").output.splitlines() if line.startswith("account:7")]
+    assert "lapsed" in line
+    assert " ms" not in line
+
+
+# --- without PostgreSQL -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half(redis_url: str, namespace: str) -> Iterator[Celery]:
+    away = "postgresql://nobody@127.0.0.1:1/none"
+    with make_app(redis_url=redis_url, namespace=namespace, postgres_url=away) as app:
+        yield app
+        runtime_of(app).close()
+
+
+@pytest.mark.parametrize(
+    "command", [("leases",), ("leases", "--json"), ("stats",), ("audit",), ("explain", KEY.text)]
+)
+def test_the_rest_is_shown_and_the_status_says_that_it_is_not_all(
+    half: Celery, command: tuple[str, ...]
+) -> None:
+    run_and_queue(runtime_of(half))
+    result = run(half, *command)
+    assert result.exit_code == 3
+    assert "shop.feed" in result.stdout or command == ("audit",)
+    assert "postgres is unavailable" in result.output
+
+
+def test_nothing_is_said_to_be_held_only_where_that_is_known(half: Celery) -> None:
+    result = run(half, "leases")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "no lease is held; fences are not known" in result.stderr
+    assert "of this text" not in run(half, "explain", "shop.feed:7").output
 
 
 # --- as a command -----------------------------------------------------------------------------------------------------

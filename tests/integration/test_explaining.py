@@ -12,14 +12,14 @@ from celery import Celery, _state
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
-from celery_once_fenced import explain, fence, forget, release, resolve, runtime
+from celery_once_fenced import Once, SingletonTask, explain, fence, forget, release, resolve, runtime
 from celery_once_fenced.cli import once
 from celery_once_fenced.errors import FencedOffError, StoreUnavailableError
 from celery_once_fenced.events import Event, observing
 from celery_once_fenced.keys import Key, new_id, operation_digest
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.runtime import Runtime, runtime_of
-from celery_once_fenced.stores import Defer, EffectStart, Enqueue, Held, Start
+from celery_once_fenced.stores import Defer, EffectFinish, EffectStart, Enqueue, Held, Start
 from tests.fixtures.ledger import Ledger, claim_of, fresh, ledger_at, operation
 
 SPAN = SPANS["until_executed"]
@@ -158,7 +158,7 @@ def test_lapsed_fence_that_is_waited_for_is_free_to_be_taken_over(
     ledger.expire(resource)
     told = str(explain(blocked.digest))
     assert "ago, free to be taken over" in told
-    assert "a call runs at once" not in told
+    assert "to reach a worker" not in told
 
 
 def test_fence_outside_of_tasks_is_told_and_freed(here: Runtime, ledger: Ledger, resource: str) -> None:
@@ -172,7 +172,7 @@ def test_fence_outside_of_tasks_is_told_and_freed(here: Runtime, ledger: Ledger,
         assert release(resource, told.fences[0].holder, reason="left behind", actor="alice")
         with pytest.raises(FencedOffError), grant.atomic():
             pass
-    assert "held by nobody" in str(explain(resource))
+    assert "no key or fence of this text is held" in str(explain(resource))
 
 
 def test_blocker_and_waiters_as_json(app: Celery, here: Runtime, ledger: Ledger, resource: str) -> None:
@@ -345,3 +345,59 @@ def test_decisions_as_json(app: Celery, here: Runtime) -> None:
     (told,) = json.loads(run(app, "explain", feed.digest, "--json").output)["decisions"]
     assert (told["kind"], told["actor"], told["reason"]) == ("lease.released_by_hand", "alice", "hung")
     assert told["at"].startswith("20")
+
+
+# --- steps of an execution --------------------------------------------------------------------------------------------
+
+
+def test_step_that_is_under_way_is_told_and_a_release_warns_of_it(
+    app: Celery, here: Runtime, ledger: Ledger, resource: str
+) -> None:
+    held = fenced(here, ledger, key(), resource)
+    of = held.operation.key
+    assert run(app, "explain", of).output.count("step") == 0
+    ledger.store.effect_start(EffectStart(held, "gateway", "hold"))
+    assert "; step 'gateway' is under way since 20" in str(explain(of))
+    (told,) = json.loads(run(app, "explain", of, "--json").output)["effects"]
+    assert (told["name"], told["state"], told["since"][:2]) == ("gateway", "started", "20")
+    asked = run(app, "release", of)
+    assert "step 'gateway' is under way: what becomes of it may stay unknown" in asked.output
+    assert "the key may then end in doubt" in explain(of).warning
+    ledger.store.effect_finish(EffectFinish(held.operation.digest, "gateway", held.holder, "done", "1", None))
+    assert ("gateway" in str(explain(of)), explain(of).warning) == (False, "")
+
+
+# --- a window ---------------------------------------------------------------------------------------------------------
+
+
+def test_window_is_told_as_one_before_and_after_the_run(app: Celery) -> None:
+    @app.task(
+        base=SingletonTask, once=Once(unique="until_expired", window="30s"), name="shop.digest", shared=False
+    )
+    def digest(user: int) -> None: ...
+
+    called = digest.delay(7)
+    sentence = str(explain(called.outcome.key))
+    assert ": called at 20" in sentence
+    assert f"by task {called.id}, further calls are duplicates until 20" in sentence
+    assert sentence.endswith("UTC (window).")
+    assert "unless it runs" not in sentence
+
+
+# --- a text that nobody knows -----------------------------------------------------------------------------------------
+
+
+def test_mistyped_key_gets_a_hint(app: Celery, here: Runtime) -> None:
+    @app.task(base=SingletonTask, once=Once(key="charge:{order}"), name="shop.tasks.charge", shared=False)
+    def charge(order: str) -> None: ...
+
+    called = charge.delay("a|b\nc")
+    assert called.outcome.key == r"shop.tasks.charge:charge:a\x7cb\nc"
+    assert not (wrong := explain("shop.task.charge:charge:1")).known
+    assert "no registered task has the scope 'shop.task.charge'; did you mean 'shop.tasks.charge'?" in str(
+        wrong
+    )
+    assert explain("shop.tasks.charge:charge:1").hint == ""
+    without = explain("charge:a|b\nc")
+    assert f"did you mean {called.outcome.key!r}, which begins with its scope?" in str(without)
+    assert explain("shop.tasks.charge:charge:a|b\nc").holds[0].task_id == called.id

@@ -223,7 +223,26 @@ def test_decision_is_told(in_doubt: Callable[..., Held]) -> None:
 
 
 def test_explain_knows_what_is_in_doubt(in_doubt: Callable[..., Held]) -> None:
-    assert "recorded as in_doubt" in str(explain(in_doubt().operation.key))
+    held = in_doubt()
+    told = explain(held.operation.key)
+    sentence = str(told)
+    assert "recorded as in_doubt" in sentence
+    assert "; step 'gateway' was started at 20" in sentence
+    assert "nobody knows whether it happened" in sentence
+    assert f"a person must decide: once resolve {held.operation.key} succeeded --reason" in sentence
+    assert ([(one.name, one.state) for one in told.effects], told.warning) == ([("gateway", "started")], "")
+
+
+def test_explain_tells_how_a_key_failed(ledger: Ledger, in_doubt: Callable[..., Held]) -> None:
+    held = in_doubt()
+    resolve(held.operation.key, "failed", reason="no such\ncharge")
+    told = explain(held.operation.key)
+    assert r": resolved: no such\ncharge;" in str(told)
+    assert "gateway" not in str(told)
+    error = '{"type": "celery_once_fenced.errors.ExhaustedError", "message": "given up"}'
+    change = "update once_fenced_ledger set error = %s, takeovers = 3 where key_digest = %s"
+    ledger.execute(change, (error, held.operation.digest))
+    assert ": ExhaustedError: given up (3 takeovers)" in str(explain(held.operation.key))
 
 
 # --- on the command line ----------------------------------------------------------------------------------------------
