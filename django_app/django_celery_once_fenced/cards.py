@@ -20,7 +20,8 @@ __all__ = ["Card", "cards_of"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
     title: str
-    number: int
+    number: int | None
+    """None where the store that counts it does not answer."""
     text: str
     tasks: Sequence[tuple[str, str]] = ()
     """What the number is made of: the last part of a task's name, and its share or its age."""
@@ -43,21 +44,21 @@ def cards_of(seen: Overview, user: Any, site: str) -> Sequence[Card]:
     return [
         _card(
             _("In doubt"),
-            seen.in_doubt,
+            None if seen.ledger_unknown else seen.in_doubt,
             _("keys with a step that may or may not have been taken: somebody decides"),
             to("indoubt"),
             urgent=True,
         ),
         _card(
             _("Parked"),
-            seen.parked,
+            None if seen.ledger_unknown else seen.parked,
             _("keys given up in the last 7 days, after their workers died again and again"),
             to("event", kind="ledger.exhausted", when="seven"),
             urgent=True,
         ),
         Card(
             title=_("Held too long"),
-            number=len(overdue),
+            number=None if seen.leases_unknown else len(overdue),
             text=_("tasks with a hold far older than any run they had"),
             tasks=[(_short(task), age) for task, age in overdue.items()],
             url=to("heldlock", state="overdue"),
@@ -65,31 +66,33 @@ def cards_of(seen: Overview, user: Any, site: str) -> Sequence[Card]:
         ),
         _card(
             _("Suppressed again and again"),
-            repeated,
+            None if seen.leases_unknown else repeated,
             _("times in 24 hours that calls of one key were refused many times in a row: does it ever run?"),
             to("heldlock", task=list(repeated)),
         ),
         _card(
             _("Leases lost"),
-            lost,
+            None if seen.leases_unknown else lost,
             _("runs in 24 hours that outlasted their lease, as when a worker is frozen"),
             _row(lost),
         ),
         _card(
             _("Fenced off"),
-            fenced_off,
+            None if seen.leases_unknown else fenced_off,
             _("late runs in 24 hours that PostgreSQL refused: nothing was written twice"),
             _row(fenced_off),
         ),
     ]
 
 
-def _card(title: str, numbers: Mapping[str, int], text: str, url: str, *, urgent: bool = False) -> Card:
+def _card(
+    title: str, numbers: Mapping[str, int] | None, text: str, url: str, *, urgent: bool = False
+) -> Card:
     return Card(
         title=title,
-        number=sum(numbers.values()),
+        number=None if numbers is None else sum(numbers.values()),
         text=text,
-        tasks=[(_short(task), str(number)) for task, number in numbers.items()],
+        tasks=[(_short(task), str(number)) for task, number in (numbers or {}).items()],
         url=url,
         urgent=urgent,
     )

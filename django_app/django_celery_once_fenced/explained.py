@@ -19,6 +19,8 @@ class Explained:
     """A lock's key as ``explain()`` sees it; false where that could not be asked."""
 
     explanation: operate.Explanation | None = None
+    problem: str = ""
+    """Why it could not be asked."""
 
     def __bool__(self) -> bool:
         return self.explanation is not None
@@ -56,8 +58,8 @@ class Explained:
 
 
 def explained(lock: Lock) -> Explained:
-    """Never raises for a store that is down: the page says so elsewhere, and the lock is known already."""
+    """Never raises for a store that is down: the lock is known already, and shown."""
     try:
         return Explained(replace(operate.explain(lock.digest or lock.resource), key=lock.key))
-    except OnceError:
-        return Explained()
+    except OnceError as error:
+        return Explained(problem=str(error).strip())

@@ -129,14 +129,14 @@ def lock_page(
 
 
 def _with_waiting(locks: Sequence[Lock]) -> list[Lock]:
-    """Fences with who waits for them; where Redis is down, that is not known, and said elsewhere."""
+    """Fences with who waits for them; where Redis is down, that is not known."""
     fences = [lock for lock in locks if lock.slot == "fence"]
     try:
         waiting = runtime.current().readings.waiting([(fence.resource, fence.digest) for fence in fences])
     except OnceError:
-        return list(locks)
+        return [replace(lock, waiting=None) if lock.slot == "fence" else lock for lock in locks]
     numbers = dict(zip((fence.id for fence in fences), waiting, strict=True))
-    return [replace(lock, waiting=max(lock.waiting, numbers.get(lock.id, 0))) for lock in locks]
+    return [replace(lock, waiting=max(lock.waiting or 0, numbers.get(lock.id, 0))) for lock in locks]
 
 
 def _with_limits(query: LockQuery) -> LockQuery:
@@ -179,7 +179,9 @@ class _Merged:
     ) -> None:
         self._back, self._size = back, size
         waits = {listed.hold.holder: listed.waiting for listed in leases.holds}
-        fences = [replace(fence, waiting=max(fence.waiting, waits.get(fence.holder, 0))) for fence in fences]
+        fences = [
+            replace(fence, waiting=max(fence.waiting or 0, waits.get(fence.holder, 0))) for fence in fences
+        ]
         fenced = {fence.holder for fence in fences}
         found = [fence for fence in fences if query.matches(fence) and self._is_after(fence.at, cursor)]
         found += [of_hold(listed) for listed in leases.holds if listed.hold.holder not in fenced]
@@ -255,17 +257,22 @@ def leases_of(fence: Lock) -> Sequence[Lock]:
     return [of_hold(listed) for listed in found if listed.hold.holder == fence.holder]
 
 
-def locks_reading(texts: Sequence[str]) -> tuple[list[Lock], bool]:
+def locks_reading(texts: Sequence[str]) -> LockPage:
     """The locks whose readable key, or resource, is one of these; a key may have its scope before the text.
 
-    False with them where the search took too long, and there may be more.
+    ``stopped`` where the search took too long, and there may be more.  Never raises for a store that is down.
     """
-    found = [of_fence(fence) for fence in held_fences().fences]
+    fences = held_fences()
+    found = [of_fence(fence) for fence in fences.fences]
     fenced = {lock.holder for lock in found}
-    page = runtime.current().readings.page(HoldQuery(text="\n".join(texts)), SIZE)
-    found += [of_hold(listed) for listed in page.holds if listed.hold.holder not in fenced]
+    leases, problem = _leases(HoldQuery(text="\n".join(texts)), SIZE - 1, None, back=False)
+    found += [of_hold(listed) for listed in leases.holds if listed.hold.holder not in fenced]
     kept = _with_waiting([lock for lock in found if any(_reads(lock, text) for text in texts)])
-    return sorted(kept, key=lambda lock: lock.at), page.stopped is None and len(page.holds) < SIZE
+    return LockPage(
+        locks=sorted(kept, key=lambda lock: lock.at),
+        stopped=leases.stopped is not None or len(leases.holds) == SIZE,
+        problems=[text for text in (problem, fences.problem) if text],
+    )
 
 
 def _reads(lock: Lock, text: str) -> bool:

@@ -74,7 +74,8 @@ class Lock:
     token: int | None = None
     resource: str = ""
     """What a fence protects."""
-    waiting: int = 0
+    waiting: int | None = 0
+    """None where Redis, which knows, does not answer."""
 
     @property
     def id(self) -> str:

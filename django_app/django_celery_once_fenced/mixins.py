@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from celery_once_fenced.errors import OnceError
 from django_celery_once_fenced.lock_actions import ACTIONS, offered
-from django_celery_once_fenced.lock_list import locks_reading
+from django_celery_once_fenced.lock_list import LockPage, locks_reading
 from django_celery_once_fenced.objects import texts_of
 
 if TYPE_CHECKING:
@@ -78,14 +78,13 @@ class HeldLocksMixin(_ModelAdmin):
 
     def _table(self, request: HttpRequest, found: Any) -> str:
         try:
-            (locks, whole), problem = locks_reading(texts_of(self.held_lock_keys, found)), ""
+            page = locks_reading(texts_of(self.held_lock_keys, found))
         except OnceError as error:
-            locks, whole, problem = [], True, str(error).strip()
+            page = LockPage(locks=(), problems=[str(error).strip()])
         allowed = [name for name, action in ACTIONS.items() if request.user.has_perm(action.permission)]
         context = {
-            "locks": [(lock, offered(lock, allowed)) for lock in locks],
-            "whole": whole,
-            "problem": problem,
+            "locks": [(lock, offered(lock, allowed)) for lock in page.locks],
+            "page": page,
             "may_act": bool(allowed),
             "action_checkbox_name": ACTION_CHECKBOX_NAME,
             "site": self.admin_site.name,

@@ -137,6 +137,10 @@ class Overview:
     """By task, keys that were given up after too many takeovers, in the last seven days."""
     whole: bool = True
     """All holds were counted."""
+    leases_unknown: bool = False
+    """Redis does not answer: what it counts is not 0 but not known."""
+    ledger_unknown: bool = False
+    """The same of PostgreSQL."""
     problems: Sequence[str] = field(default_factory=list)
 
     def of_day(self, name: str) -> dict[str, int]:
@@ -159,8 +163,8 @@ def _some(numbers: Mapping[str, int]) -> dict[str, int]:
 def overview() -> Overview:
     """Never raises for a store that is down: it then says so, and shows what the other one knows."""
     problems: list[str] = []
-    leases = _asked(_leases, _Leases(), problems)
-    ledger = _asked(_ledger, _Ledger(), problems)
+    leases = _asked(_leases, _Leases(known=False), problems)
+    ledger = _asked(_ledger, _Ledger(known=False), problems)
     census, counters, hours = leases.census, leases.counters, leases.hours
     policies = tiers.policies()
     names = sorted({*policies, *census.tasks, *counters, *ledger.in_doubt, *ledger.taken_over} - {""})
@@ -181,6 +185,8 @@ def overview() -> Overview:
         takeovers=ledger.takeovers,
         parked=ledger.parked,
         whole=census.whole,
+        leases_unknown=not leases.known,
+        ledger_unknown=not ledger.known,
         problems=list(dict.fromkeys(problems)),
     )
 
@@ -195,6 +201,7 @@ class _Leases:
     census: Census = field(default_factory=Census)
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     hours: Mapping[str, Hours] = field(default_factory=dict)
+    known: bool = True
 
 
 def _leases() -> _Leases:
@@ -208,6 +215,7 @@ class _Ledger:
     taken_over: Counter[str] = field(default_factory=Counter)
     parked: Counter[str] = field(default_factory=Counter)
     takeovers: Sequence[Takeover] = ()
+    known: bool = True
 
 
 def _asked(ask: Callable[[], Answer], otherwise: Answer, problems: list[str]) -> Answer:

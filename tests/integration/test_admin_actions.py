@@ -468,6 +468,21 @@ def test_an_object_shows_its_locks_with_the_same_actions(releaser: Client, lease
     assert leases.look(digest) == []
 
 
+def test_an_object_shows_its_fences_while_redis_is_away(
+    releaser: Client, ledger: Ledger, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.hold(operation(f"charge:{order.pk}"))
+    with Celery("away", broker="memory://", set_as_current=False) as away:
+        away.conf.once_fenced = settings.CELERY_ONCE_FENCED | {"redis_url": "redis://127.0.0.1:1"}
+        here = runtime.runtime_of(away)
+        monkeypatch.setattr(runtime, "current", lambda: here)
+        page = releaser.get(f"/admin/shop/order/{order.pk}/change/").text
+        here.close()
+    assert "unavailable" in page
+    assert f"may write to charge:{order.pk} with token" in page
+    assert "Nothing of it is held." not in page
+
+
 def test_a_lock_leads_to_its_object_for_those_who_may_see_it(
     client_of: Callable[..., Client], leases: Any, order: Order
 ) -> None:

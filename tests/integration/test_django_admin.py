@@ -33,6 +33,7 @@ from example_project.shop.tasks import rebuild_catalogue, refresh_feed
 NAMES = ("overview", "heldlock", "ledgerentry", "indoubt", "event")
 PAGES = {page: f"/admin/once_fenced/{page}/" for page in NAMES}
 HOSTILE = "<script>alert(1)</script>\"'&amp; \u202eevil\u202c العربية 🔒 </td></table>"
+UNKNOWN = "\u2013"
 
 pytestmark = pytest.mark.usefixtures("shop", "empty")
 
@@ -242,7 +243,9 @@ def test_a_lock_is_explained_as_far_as_redis_answers(admin: Client, use_redis: C
     fence()
     page = lock_page(admin, "f:account:7")
     assert "may write to account:7" in page
+    assert "unavailable" in page
     assert "In full" not in page
+    assert 'Waiting:</label><div class="readonly">not known<' in page
 
 
 PROMISES = {
@@ -284,6 +287,22 @@ def test_with_redis_down_the_page_says_so_and_shows_the_fences(
     text = shown(admin, "heldlock")
     assert "unavailable" in text
     assert "account:7" in text
+
+
+def test_with_redis_down_nothing_is_shown_as_zero_that_is_not_known(
+    admin: Client, leases: Any, use_redis: Callable[[str], Any]
+) -> None:
+    fence()
+    number = r'data-label="([^"]+)"[^>]*>(?:<a [^>]*>)?([^<]+)<'
+    columns = ("Held", "Started", "Lost", "Taken over", "In doubt")
+    for expected, waiting in (("0", "0"), (UNKNOWN, UNKNOWN)):
+        text = shown(admin, "overview")
+        row = dict(re.findall(number, text[text.index(f'id="of-task-{refresh_feed.name}"') :]))
+        assert [row[name] for name in columns] == [expected] * 3 + ["0", "0"]
+        assert re.findall(r'of-card-number">([^<]+)<', text) == ["0", "0", *[expected] * 4]
+        assert ("no run measured" in text, "not known" in text) == (expected == "0", expected != "0")
+        assert re.findall(r'data-label="Waiting"[^>]*>([^<]+)<', shown(admin, "heldlock")) == [waiting]
+        use_redis("redis://127.0.0.1:1")
 
 
 def test_without_tables_the_page_says_so_and_shows_the_leases(admin: Client, leases: Any) -> None:
