@@ -108,5 +108,6 @@ class Journal:
 
 def errors(process: Worker, *, of: str = "") -> list[str]:
     """Lines in a beat's log that tell of an error; only those of one entry if it is named."""
-    lines = [line for line in process.log().splitlines() if "ERROR/" in line or "Couldn't apply" in line]
-    return [line for line in lines if of in line]
+    # Indented, it is a line of the code that a traceback quotes.
+    entries = [line for line in process.log().splitlines() if not line.startswith(" ")]
+    return [line for line in entries if ("ERROR/" in line or "Couldn't apply" in line) and of in line]
