@@ -21,9 +21,9 @@ from celery_once_fenced.run import (
     Superseded,
     back_off,
 )
-from celery_once_fenced.stores import Started
+from celery_once_fenced.stores import Deferred, Started
 
-__all__ = ["Ending", "aside_of", "ending_after", "ending_after_error", "holder_task"]
+__all__ = ["Ending", "aside_of", "ending_after", "ending_after_error", "holder_task", "in_line_since"]
 
 
 # --- a start that was not granted -------------------------------------------------------------------------------------
@@ -39,6 +39,14 @@ def aside_of(ex: Execution, started: Started, jitter: float) -> Aside:
         return _busy(ex, started, jitter)
     twin = started.answer in ("twin", "ending")
     return back_off(ex, started.wait, started.answer, jitter, twin=twin)
+
+
+def in_line_since(ex: Execution, aside: Defer, deferred: Deferred | None) -> int:
+    """Since when the message waits for its turn, which its header carries: by it the place in the line is left (D3).
+
+    One that steps aside for another reason, or that the store did not answer (None), keeps the place it has.
+    """
+    return ex.waiting_since if deferred is None or aside.limit is None else deferred.since
 
 
 def _superseded(ex: Execution, newer: str, jitter: float) -> Aside:

@@ -65,10 +65,11 @@ class Guard:
 
     def run(self, execution: Execution, body: Body) -> Returned | Aside:
         """Start, run the body under a lease, end.  Errors of the body pass through."""
+        holder = new_id()
         try:
-            started = self._start(execution)
+            started = self._start(execution, holder)
         except StoreUnavailableError as error:
-            return self._run_unguarded(execution, error, body)
+            return self._run_unguarded(execution, holder, error, body)
         if started is not None and not isinstance(started, KeptLease):
             return started
         return self._run_started(execution, started, body)
@@ -141,7 +142,9 @@ class Guard:
         except StoreUnavailableError:
             return False
 
-    def _run_unguarded(self, ex: Execution, error: StoreUnavailableError, body: Body) -> Returned | Aside:
+    def _run_unguarded(
+        self, ex: Execution, holder: str, error: StoreUnavailableError, body: Body
+    ) -> Returned | Aside:
         """Redis does not answer: the correctness tier goes on without it, the efficiency tier as its policy says (E17)."""
         if ex.policy.tier == "efficiency" and ex.policy.on_store_error == "raise":
             emit("store.failed", operation="start", key=ex.key.digest, why=str(error))
@@ -151,29 +154,31 @@ class Guard:
         try:
             return self._work(ex, None, body)
         finally:
-            self._withdraw(ex)
+            self._withdraw(ex, holder)
 
-    def _withdraw(self, ex: Execution) -> None:
-        """A delivery that ran without a start has left its q, which would suppress calls until its hold ends.
+    def _withdraw(self, ex: Execution, holder: str) -> None:
+        """What a delivery that ran without a start has left: its q, which would suppress calls until its hold ends, and an r
+        where the store did what was asked of it and gave no answer in time: its lease would have to lapse.
 
         Not where start would have left it too: a window outlives the run (until_expired).
         """
-        if not ex.policy.span.clears_q:
-            return
-        try:
-            self._leases.release(ex.key.digest, "q", ex.delivery)
-        except StoreUnavailableError as error:
+        if ex.policy.span.clears_q:
             self._arrears.owe_release(ex.digest, ex.delivery)
+        if (question := ex.start(holder)) is not None and question.span.sets_r:
+            self._arrears.owe_release(ex.digest, holder, "r", question.slot)
+        try:
+            self._arrears.pay()
+        except StoreUnavailableError as error:
             emit("store.failed", operation="release", key=ex.key.digest, why=str(error))
 
     # --- start --------------------------------------------------------------------------------------------------------
 
-    def _start(self, ex: Execution) -> KeptLease | Aside | None:
+    def _start(self, ex: Execution, holder: str) -> KeptLease | Aside | None:
         if (window := ex.window()) is not None:
             taken = self._leases.enqueue(window)
             if not taken.granted:
                 return Skip(taken.by.task_id if taken.by else "")
-        question = ex.start(new_id())
+        question = ex.start(holder)
         if question is None:
             return None
         self._arrears.pay()

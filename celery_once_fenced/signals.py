@@ -58,7 +58,7 @@ def _settle(task: Any, passage: Passage, *, ended: bool) -> None:
     window = blueprint.runtime.redelivery_window(blueprint.policy.lease) if passage.returns else 0.0
     key, seq = passage.key, passage.seq if ended else 0
     if key is not None and (window > 0 or seq):
-        blueprint.runtime.guard.settle(Settle(key, passage.delivery, window, seq))
+        blueprint.runtime.guard.settle(Settle(key, passage.delivery, window, seq, passage.waiting_since))
 
 
 def _withdraw(task: SingletonTask, header: Header | None) -> None:

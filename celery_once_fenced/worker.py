@@ -14,6 +14,7 @@ from celery import states
 from celery.exceptions import Ignore, Reject
 
 from celery_once_fenced import kept, stores
+from celery_once_fenced.decisions import in_line_since
 from celery_once_fenced.delivery import execution_of, renumber
 from celery_once_fenced.errors import DeferralFailedError, DeferralOverflowError, DuplicateError
 from celery_once_fenced.events import emit
@@ -42,6 +43,8 @@ class Passage:
     """Whether this delivery may be seen again."""
     seq: int = 0
     """Number under which the body ran, where a kept call may have gone into it (E13b)."""
+    waiting_since: int = 0
+    """When it began to wait for its turn (D3)."""
 
 
 def is_delivery(request: Any) -> bool:
@@ -66,7 +69,7 @@ def run(task: SingletonTask, request: Any, args: Sequence[Any], kwargs: Mapping[
     if execution is None:
         return task.run(*args, **kwargs)
     passage.key, passage.delivery = execution.key, execution.delivery
-    passage.returns = execution.redelivery_possible
+    passage.returns, passage.waiting_since = execution.redelivery_possible, execution.waiting_since
     passage.settles = True
     result = task.blueprint.runtime.guard.run(execution, call.body)
     if isinstance(result, Returned):
@@ -124,7 +127,7 @@ def _defer(task: SingletonTask, request: Any, ex: Execution, aside: Defer) -> An
     if deferred is not None and deferred.overflow:
         _overflow(task, request, ex, deferred.waiters)
     header = _header(ex, delivery=ex.delivery, deferrals=ex.deferrals + 1, republished=ex.republished)
-    since = deferred.since if deferred is not None and aside.limit is not None else 0
+    since = in_line_since(ex, aside, deferred)
     header = replace(header, answer_from=aside.answer_from or ex.answer_from, waiting_since=since)
     _publish_again(task, request, header, aside.seconds)
     emit(

@@ -188,6 +188,8 @@ class Settle:
     window: float
     seq: int = 0
     """The number under which the body ran, where it ended: a kept call with this number is forgotten (E13b)."""
+    waiting_since: int = 0
+    """When it began to wait for its turn, which is over: it may have run without a start (D3, E17); 0: it did not wait."""
 
 
 @record(frozen=True, slots=True)

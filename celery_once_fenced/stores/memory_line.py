@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from celery_once_fenced.stores import Defer, Deferred, Start, Waiters
+from celery_once_fenced.stores import Defer, Deferred, Waiters
 from celery_once_fenced.stores.memory_state import State
 
 __all__ = ["Line", "Place", "leave", "line_of", "wait", "waiters"]
@@ -40,11 +40,11 @@ def wait(state: State, ask: Defer, *, admitted: bool) -> Deferred:
     return Deferred(False, len(line), since)
 
 
-def leave(state: State, ask: Start) -> None:
-    line = line_of(state, ask.key.digest)
-    line.pop(ask.delivery, None)
-    state.forget("waiting", ask.key.digest)
-    _remember(state, ask.key.digest, line)
+def leave(state: State, digest: str, delivery: str) -> None:
+    line = line_of(state, digest)
+    line.pop(delivery, None)
+    state.forget("waiting", digest)
+    _remember(state, digest, line)
 
 
 def line_of(state: State, digest: str) -> Line:

@@ -4,7 +4,7 @@
           newer (E13), then whoever runs
 - renew:  its own r → extended; what has lapsed stays lapsed (E5)
 - end:    its own r → freed; then the ending mark, or q back to the delivery
-- settle: ending mark → tombstone; a kept call that has run is forgotten (E13b)
+- settle: ending mark → tombstone; a kept call that has run is forgotten (E13b), and a place in the line left (D3)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def start(state: State, ask: Start) -> Started:
     if not mine:
         state.count(ask.task, started.answer)
     if ask.waiting_since and started.answer in ("granted", "done", "superseded"):
-        leave(state, ask)
+        leave(state, ask.key.digest, ask.delivery)
     return started
 
 
@@ -52,6 +52,8 @@ def settle(state: State, ask: Settle) -> None:
     kept, _ = last_kept(state, ask.key.digest)
     if ask.seq and kept == ask.seq:
         state.forget("next", ask.key.digest)
+    if ask.waiting_since:
+        leave(state, ask.key.digest, ask.delivery)
 
 
 def release(

@@ -198,8 +198,8 @@ class RedisLeaseStore(RedisListing):
 
     def settle(self, ask: Settle) -> None:
         digest = ask.key.digest
-        kept = (digest, ask.seq) if ask.seq else ()
-        self._run("settle", digest, encode(ask.delivery), milliseconds(ask.window), *kept)
+        more = (digest, ask.seq or "", ask.waiting_since or "") if ask.seq or ask.waiting_since else ()
+        self._run("settle", digest, encode(ask.delivery), milliseconds(ask.window), *more)
 
     def release(self, digest: str, slot: Slot, holder: str, name: str = "", *, by_hand: bool = False) -> bool:
         answer = self._run(

@@ -206,7 +206,7 @@ class Bench:
         )
 
     def settle(self, delivery: str, window: float = HOLD, *, seq: int = 0) -> None:
-        self.store.settle(Settle(self.key, delivery, window, seq))
+        self.store.settle(Settle(self.key, delivery, window, seq, self.waiting.get(delivery, 0)))
 
     def release(self, slot: Literal["q", "r"], holder: str, name: str = "", *, by_hand: bool = False) -> bool:
         return self.store.release(self.key.digest, slot, holder, name, by_hand=by_hand)

@@ -34,6 +34,16 @@ def test_message_that_is_not_back_in_time_leaves_the_line(bench: Bench) -> None:
     assert (around(bench).waiting, around(bench).waiting_since) == (0, None)
 
 
+def test_message_that_ran_without_a_start_leaves_the_line_when_it_is_settled(bench: Bench) -> None:
+    task = bench.of("while_executing")
+    for delivery in ("d1", "d2"):
+        task.defer(delivery, limit=0, resource="account:7")
+    task.settle("d1")
+    assert (around(bench).waiting, bench.store.waiters("account:7").number) == (1, 1)
+    task.settle("of another, that never waited")
+    assert around(bench).waiting == 1
+
+
 def test_line_tells_which_resource_it_waits_for(bench: Bench) -> None:
     bench.defer("d1", limit=0, resource="account:7")
     assert around(bench).resource == "account:7"

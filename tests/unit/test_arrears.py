@@ -11,7 +11,7 @@ from celery_once_fenced.arrears import MOST_HOLDS, Arrears
 from celery_once_fenced.errors import StoreUnavailableError
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.run import Returned
-from celery_once_fenced.stores import Enqueue
+from celery_once_fenced.stores import Enqueue, Slot
 from tests.fixtures.deliveries import Bench, delivery, key
 
 TASK = "shop.post"
@@ -110,7 +110,7 @@ def test_run_without_a_start_frees_its_hold_when_the_store_is_back(bench: Bench)
 
 
 class Forgetful(Arrears):
-    def owe_release(self, digest: str, delivery: str) -> None:
+    def owe_release(self, digest: str, holder: str, slot: Slot = "q", name: str = "") -> None:
         """What could not be freed is not remembered."""
 
 

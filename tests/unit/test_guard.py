@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_once_fenced.admission import Admission, Call
+from celery_once_fenced.decisions import in_line_since
 from celery_once_fenced.errors import (
     ConfigError,
     DuplicateError,
@@ -26,7 +27,7 @@ from celery_once_fenced.lease import queued_hold
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.run import Again, Conflict, Defer, Drop, Execution, Returned, Skip
 from celery_once_fenced.stores import Defer as Deferral
-from celery_once_fenced.stores import Enqueue, Held, Mode, Settle
+from celery_once_fenced.stores import Deferred, Enqueue, Held, Mode, Settle
 from celery_once_fenced.stores.counters import begun_of
 from tests.fixtures.deliveries import (
     LEASE,
@@ -333,6 +334,28 @@ def test_hold_of_a_delivery_that_ran_without_a_start_is_freed(bench: Bench) -> N
     bench.leases.away = {"start"}
     bench.run(delivery())
     assert bench.leases.slots() == {}
+
+
+@pytest.mark.parametrize("away", [set(), {"release"}])
+def test_start_whose_answer_was_lost_is_taken_back(bench: Bench, away: set[str]) -> None:
+    """Or the key is held by nobody until the lease lapses: its own message would be taken for its twin."""
+    bench.leases.mute, bench.leases.away = {"start"}, away
+    assert bench.run(delivery(), lambda grant: bench.leases.slots()) == Returned({"r": "task of d1"})
+    assert bench.leases.slots() == ({"r": "task of d1"} if away else {})
+    bench.leases.mute, bench.leases.away = set(), set()
+    bench.run(delivery("d2"))
+    assert bench.leases.slots() == {}
+    assert bench.leases.stats()["shop.post"].get("expired", 0) == 0
+
+
+def test_message_that_waits_keeps_its_place_until_it_leaves_it() -> None:
+    waits, ex = Defer(1.0, "busy", limit=0), replace(delivery(), waiting_since=7)
+    assert in_line_since(ex, waits, Deferred(False, 1, 7)) == 7
+    assert in_line_since(replace(ex, waiting_since=0), waits, Deferred(False, 1, 9)) == 9
+    assert in_line_since(ex, waits, None) == 7, "the store did not answer: it may be in the line"
+    assert in_line_since(ex, replace(waits, limit=None), Deferred(False, 0, 7)) == 7, (
+        "a twin waits for itself"
+    )
 
 
 def test_window_of_a_delivery_that_ran_without_a_start_stays(bench: Bench) -> None:
