@@ -22,7 +22,7 @@ from celery_once_fenced.stores import Hold
 from celery_once_fenced.stores.counters import HOLD_MAX, hold_quantile, runs_of
 from celery_once_fenced.stores.observations import GuardedTable
 from celery_once_fenced.templates import Template
-from celery_once_fenced.wording import lasting
+from celery_once_fenced.wording import counted, lasting
 
 __all__ = [
     "Advice",
@@ -228,7 +228,10 @@ def _enforced(subject: Subject, tables: Sequence[GuardedTable]) -> str:
 
 def _advice(subject: Subject) -> Iterator[Advice]:
     if subject.in_doubt:
-        yield Advice("resolve", f"{subject.in_doubt} keys are in doubt: decide each with `once resolve`")
+        yield Advice(
+            "resolve",
+            f"{counted(subject.in_doubt, 'key waits', 'keys wait')} in doubt: decide with `once resolve`",
+        )
     yield from _on_incidents(subject)
     yield from _on_lease(subject)
     yield from _on_tier(subject)
@@ -241,17 +244,18 @@ def _on_incidents(subject: Subject) -> Iterator[Advice]:
     if expired:
         yield Advice(
             "look",
-            f"{expired} holds lapsed and nobody ended them ({runs} runs ended): workers were killed or stopped in the middle; "
-            "look at their memory and at the deploys",
+            f"{counted(expired, 'running hold')} lapsed and nobody ended it in time ({counted(runs, 'run')} ended): a worker was "
+            "killed or stopped in the middle, or Redis did not answer; look at memory and deploys of the workers, and at Redis",
         )
     if overflowed := subject.counters.get("overflowed", 0):
         yield Advice(
-            "look", f"{overflowed} messages found too many waiting for their key: raise max_deferred, or skip"
+            "look",
+            f"{counted(overflowed, 'message')} found too many waiting for the key: raise max_deferred, or skip",
         )
     if repeated := subject.counters.get("repeated", 0):
         yield Advice(
             "look",
-            f"one key was suppressed many times in a row, for longer than a run takes, {repeated} times over: see who holds it with `once leases`",
+            f"one key was suppressed many times in a row, for longer than a run takes, {counted(repeated, 'time')} over: see who holds it with `once leases`",
         )
 
 
@@ -261,19 +265,18 @@ def _on_lease(subject: Subject) -> Iterator[Advice]:
     if not runs:
         return
     fitting = fitting_lease(longest)
-    # One body that outlives its lease may be counted in both.
-    outlived = max(subject.counters.get("lost", 0), subject.counters.get("fenced_off", 0))
+    outlived = _outlived(subject.counters)
     if outlived and subject.lease < fitting:
         yield Advice(
             "raise_lease",
-            f"raise lease to {_written(fitting)}: {outlived} bodies outlived theirs, and the longest run took "
+            f"raise lease to {_written(fitting)}: {counted(outlived, 'body', 'bodies')} outlived theirs, and the longest run took "
             f"{lasting(longest)}",
             fitting,
         )
     elif outlived:
         yield Advice(
             "look",
-            f"{outlived} bodies outlived their lease of {lasting(subject.lease)}, which is long enough for the longest run "
+            f"{counted(outlived, 'body', 'bodies')} outlived a lease of {lasting(subject.lease)}, which is long enough for the longest run "
             f"({lasting(longest)}): processes stop for longer than that; look at the workers",
         )
     elif runs >= ENOUGH_RUNS and subject.lease > TOO_LONG * fitting:
@@ -285,19 +288,29 @@ def _on_lease(subject: Subject) -> Iterator[Advice]:
         )
 
 
+def _outlived(counters: Mapping[str, int]) -> int:
+    """Bodies that lost their lease by themselves.  One may be counted as lost and as fenced off.
+
+    Who was fenced off after a release by hand is no reason for a longer lease.  Releases of queued calls are counted with
+    those of running ones, so that after many of them this may be too few, never too many.
+    """
+    fenced_off = counters.get("fenced_off", 0) - counters.get("released_by_hand", 0)
+    return max(counters.get("lost", 0), fenced_off, 0)
+
+
 def _on_tier(subject: Subject) -> Iterator[Advice]:
     happened = subject.counters.get("lost", 0) + subject.counters.get("expired", 0)
     if subject.tier == "efficiency" and happened:
         if subject.double_run:
             yield Advice(
                 "promote",
-                f"it may have run twice ({happened} leases did not last), which breaks: {subject.double_run}. Where that "
+                f"it may have run twice ({counted(happened, 'lease')} did not last), which breaks: {subject.double_run}. Where that "
                 'matters, promote it: Once(tier="correctness", replay_for=…)',
             )
         else:
             yield Advice(
                 "describe",
-                f"it may have run twice ({happened} leases did not last): say in Once(double_run=…) what that breaks",
+                f"it may have run twice ({counted(happened, 'lease')} did not last): say in Once(double_run=…) what that breaks",
             )
     if subject.tier == "correctness" and _uneventful(subject):
         yield Advice(

@@ -10,7 +10,7 @@ from typing import Any
 from celery_once_fenced.ledger import recorded_error
 from celery_once_fenced.outcome import moment_of
 from celery_once_fenced.stores import Decision, HeldFence, Hold, RecordedEffect, Surroundings, Waiters
-from celery_once_fenced.wording import safe, shorten
+from celery_once_fenced.wording import counted, safe, shorten
 
 __all__ = ["Explanation", "release_warning"]
 
@@ -169,7 +169,7 @@ def _recorded(key: str, entry: Mapping[str, Any], effects: Sequence[RecordedEffe
 def _error(entry: Mapping[str, Any]) -> str:
     """As the ledger has it: no argument values, unless the message holds them."""
     name, message = recorded_error(entry["error"])
-    deaths = f" ({_counted(entry['takeovers'], 'takeover')})" if name.endswith(".ExhaustedError") else ""
+    deaths = f" ({counted(entry['takeovers'], 'takeover')})" if name.endswith(".ExhaustedError") else ""
     return f"{name.rpartition('.')[2]}: {shorten(safe(message), LONGEST_ERROR)}{deaths}"
 
 
@@ -207,7 +207,7 @@ def _around(holds: tuple[Hold, ...], around: Surroundings) -> Iterator[str]:
         yield _line_sentence(around)
     if around.refused:
         since = _since(around.refused_since)
-        yield f"{_counted(around.refused, 'call')} refused in a row since it last ran{since}"
+        yield f"{counted(around.refused, 'call')} refused in a row since it last ran{since}"
 
 
 def _unconfirmed_sentence(around: Surroundings) -> str:
@@ -229,13 +229,13 @@ def _kept_sentence(around: Surroundings, kept_at: float, *, is_queued: bool) -> 
 def _line_sentence(around: Surroundings) -> str:
     """D3."""
     wait = "waits for its" if around.waiting == 1 else "wait for their"
-    return f"{_counted(around.waiting, 'message')} {wait} turn{_since(around.waiting_since)}"
+    return f"{counted(around.waiting, 'message')} {wait} turn{_since(around.waiting_since)}"
 
 
 def _resource_line_sentence(resource: str, waiters: Waiters) -> str:
     """C10."""
     wait = "waits" if waiters.number == 1 else "wait"
-    return f"{_counted(waiters.number, 'message')} {wait} for {resource}{_since(waiters.since)}"
+    return f"{counted(waiters.number, 'message')} {wait} for {resource}{_since(waiters.since)}"
 
 
 def _since(first: float | None) -> str:
@@ -259,7 +259,3 @@ def _decided(decision: Decision) -> str:
     if decision.kind == "ledger.resolved":
         return f"it was resolved by hand as {decision.state}"
     return "it was released by hand"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

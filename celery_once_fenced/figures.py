@@ -21,10 +21,14 @@ from celery_once_fenced.stores.counters import HOLD_MAX, begun_of, hold_quantile
 from celery_once_fenced.stores.listing import Census, HoldQuery, TaskCensus
 from celery_once_fenced.stores.observations import LedgerCounts
 
-__all__ = ["Figures", "Source", "TaskFigures", "find_overdue", "policies", "read", "subjects"]
+__all__ = ["Figures", "Source", "TaskFigures", "find_overdue", "policies", "read", "subjects", "uncounted"]
 
 MOST_OVERDUE = 1000
 """So many running holds are looked at, of the tasks that have overdue ones."""
+
+
+MEASURED = frozenset({"runs", "p50", "p99", "longest"})
+"""What is known of a task whose runs are measured."""
 
 
 class Source(Protocol):
@@ -198,6 +202,17 @@ def subjects(app: Any, figures: Figures) -> Iterator[Subject]:
 def policies(app: Any) -> dict[str, Policy]:
     """The policies of an app's guarded tasks, by name; a task whose options are wrong has none."""
     return {name: policy for name, task in _guarded(app) if (policy := _policy(task)) is not None}
+
+
+def uncounted(task: TaskFigures, policy: Policy | None) -> frozenset[str]:
+    """Which of ``begun``, ``runs`` and the times say nothing of a task, because its span asks Redis for nothing then.
+
+    Where a redelivery is possible Redis is asked all the same, so that what was counted counts.
+    """
+    if policy is None or policy.span.sets_r or task.runs:
+        return frozenset()
+    starts = policy.span.needs_r or policy.span.clears_q or policy.span.ordered or task.begun
+    return MEASURED if starts else MEASURED | {"begun"}
 
 
 def _policy(task: Any) -> Policy | None:

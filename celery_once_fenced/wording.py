@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "lasting", "listed", "readable", "safe", "shorten"]
+__all__ = ["counted", "did_you_mean", "lasting", "listed", "readable", "safe", "shorten"]
 
 MAX_VALUE = 80
 MAX_ITEMS = 5
@@ -35,6 +35,11 @@ def listed(words: Iterable[str]) -> str:
     """``'a', 'b' or 'c'``."""
     quoted = [repr(word) for word in words]
     return " or ".join(filter(None, [", ".join(quoted[:-1]), *quoted[-1:]]))
+
+
+def counted(number: int, noun: str, many: str = "") -> str:
+    """``1 run``, ``2 runs``; ``many``: a plural that is not made with an s."""
+    return f"{number} {noun if number == 1 else many or noun + 's'}"
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ import click
 from celery_once_fenced import operate, runtime
 from celery_once_fenced.cli.exits import Exit
 from celery_once_fenced.cli.group import REASON, command, decided
-from celery_once_fenced.cli.output import Duration, note, print_json, print_table
+from celery_once_fenced.cli.output import LAPSED, Duration, note, print_json, print_table
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.lookup import SHORTENED
 from celery_once_fenced.outcome import moment_of
@@ -40,7 +40,7 @@ def leases(context: click.Context, as_json: bool) -> None:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "left": "lapsed" if row["left"] is None else row["left"]}
+    return {**row, "left": LAPSED if row["left"] is None else row["left"]}
 
 
 @command()

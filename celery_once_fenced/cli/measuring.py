@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ from celery_once_fenced import runtime
 from celery_once_fenced.audit import Audited, audit
 from celery_once_fenced.cli.exits import Exit
 from celery_once_fenced.cli.group import command, registered
-from celery_once_fenced.cli.output import Duration, note, print_json, print_table
+from celery_once_fenced.cli.output import NOT_COUNTED, Duration, note, print_json, print_table
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.figures import Figures, TaskFigures
 from celery_once_fenced.stores.counters import COUNTERS
@@ -36,11 +36,12 @@ AUDIT = ("task", "tier", "breaks", "enforced", "lease", *TIMES, "expired", "lost
 @click.pass_context
 def stats(context: click.Context, as_json: bool) -> None:
     """Count what is held and what happened, per task; name holds that last too long."""
-    figures = _read()
+    figures, known = _read(), readings.policies(runtime.current().app)
+    tasks = [(task, readings.uncounted(task, known.get(task.task))) for task in figures.tasks()]
     if as_json:
-        print_json(*map(_numbers, figures.tasks()))
+        print_json(*(_numbers(task, missing) for task, missing in tasks))
     else:
-        _print_stats(figures)
+        _print_stats(figures, [_row(task, missing) for task, missing in tasks])
     context.exit(_status(figures))
 
 
@@ -49,8 +50,7 @@ def _status(figures: Figures) -> Exit:
     return Exit.UNAVAILABLE if figures.silent else Exit.DONE
 
 
-def _print_stats(figures: Figures) -> None:
-    rows = [_row(task) for task in figures.tasks()]
+def _print_stats(figures: Figures, rows: Sequence[Mapping[str, Any]]) -> None:
     seen = [name for name in _counter_names() if name in ALWAYS or any(row[name] for row in rows)]
     print_table((*NOW, "begun", *seen, *TIMES), rows)
     for late in figures.overdue:
@@ -66,16 +66,18 @@ def _read() -> Figures:
     return figures
 
 
-def _numbers(task: TaskFigures) -> dict[str, Any]:
+def _numbers(task: TaskFigures, missing: Set[str]) -> dict[str, Any]:
     counters = {name: task.counters.get(name, 0) for name in COUNTERS}
-    return {**{name: getattr(task, name) for name in (*NOW, *TIMES, *BODIES)}, "counters": counters}
+    numbers = {name: getattr(task, name) for name in (*NOW, *TIMES, *BODIES)}
+    return {**numbers, **dict.fromkeys(missing), "counters": counters}
 
 
-def _row(task: TaskFigures) -> dict[str, Any]:
+def _row(task: TaskFigures, missing: Set[str]) -> dict[str, Any]:
     counted = {RENAMED.get(name, name): task.counters.get(name, 0) for name in COUNTERS}
     now = {name: getattr(task, name) for name in (*NOW, "begun")}
     times = {name: _duration(getattr(task, name)) for name in TIMES}
-    return {**counted, **now, **times, "oldest": _duration(task.oldest)}
+    unknown = dict.fromkeys(missing, NOT_COUNTED)
+    return {**counted, **now, **times, "oldest": _duration(task.oldest), **unknown}
 
 
 def _counter_names() -> list[str]:

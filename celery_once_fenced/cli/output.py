@@ -13,11 +13,15 @@ import click
 
 from celery_once_fenced.wording import lasting, shorten
 
-__all__ = ["Duration", "note", "print_json", "print_table"]
+__all__ = ["LAPSED", "NOT_COUNTED", "Duration", "note", "print_json", "print_table"]
 
 NARROWEST = 12
 """Characters that a column keeps, however narrow the terminal is."""
 GAP = "  "
+NOT_COUNTED = "\N{EN DASH}"
+LAPSED = "lapsed"
+NO_NUMBERS = frozenset({None, NOT_COUNTED, LAPSED})
+"""What may stand in a column of numbers."""
 
 
 class Duration(float):
@@ -63,7 +67,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_numeric(values: Iterable[object]) -> bool:
-    found = [value for value in values if value is not None]
+    found = [value for value in values if value not in NO_NUMBERS]
     return bool(found) and all(isinstance(value, int | float) for value in found)
 
 

@@ -133,6 +133,26 @@ def test_stats_show_people_only_what_happened_at_all(app: Celery) -> None:
     ]  # nothing runs, so one cell is empty
 
 
+def test_what_a_span_does_not_count_is_not_0(app: Celery) -> None:
+    for unique, window in (("until_expired", "30s"), ("until_executing", None)):
+        name, options = f"shop.{unique}", Once(unique=unique, window=window)
+        app.task(name=name, base=SingletonTask, once=options, shared=False)(nothing)
+        called = app.tasks[name].delay()
+        assert called.outcome.status == "enqueued"
+        runtime_of(app).leases.count(KEY.digest, name, "suppressed")
+    ran(app, 0.2)
+    runtime_of(app).leases.count(KEY.digest, "shop.until_executing", "granted")
+    found = {row["task"]: row for row in rows(run(app, "stats", "--json"))}
+    numbers = ("begun", "runs", "p99")
+    assert [found["shop.until_expired"][name] for name in numbers] == [None, None, None]
+    assert [found["shop.until_executing"][name] for name in numbers] == [1, None, None]
+    assert [found["shop.feed"][name] for name in numbers] == [1, 1, 0.2]
+    _, *lines = run(app, "stats").stdout.splitlines()
+    assert [line.count(output.NOT_COUNTED) for line in lines] == [0, 3, 4]
+    runtime_of(app).leases.count(KEY.digest, "shop.until_expired", "hold_le_1")  # of a redelivery, say
+    assert {row["task"]: row for row in rows(run(app, "stats", "--json"))}["shop.until_expired"]["runs"] == 1
+
+
 def test_stats_name_a_hold_that_lasts_too_long(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     ran(app, 0.1, 20, left_running=True)
     assert "overdue:" not in run(app, "stats").stdout

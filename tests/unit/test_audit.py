@@ -105,6 +105,23 @@ def test_a_long_lease_that_was_outlived_all_the_same_points_at_the_workers() -> 
     assert kinds(subject(*[1.0] * 30, lost=2)) == ["look", "describe"]
 
 
+def test_what_people_released_is_no_reason_for_a_longer_lease() -> None:
+    runs = [50.0] * 30
+    assert kinds(subject(*runs, lease=20.0, tier="correctness", fenced_off=1, released_by_hand=1)) == []
+    (row,) = audit([subject(*runs, lease=20.0, tier="correctness", fenced_off=2, lost=1, released_by_hand=1)])
+    (advice,) = row.advice
+    assert "raise lease to 90 s: 1 body outlived theirs" in advice.text
+    assert kinds(subject(*runs, lease=20.0, tier="correctness", fenced_off=1)) == ["raise_lease"]
+
+
+def test_a_hold_that_lapsed_may_come_of_redis_as_well() -> None:
+    (row,) = audit([subject(1.0, expired=1)])
+    assert row.advice[0].text.startswith(
+        "1 running hold lapsed and nobody ended it in time (1 run ended): a worker was"
+    )
+    assert "or Redis did not answer" in row.advice[0].text
+
+
 def test_a_lease_far_longer_than_any_run_is_to_be_lowered() -> None:
     (row,) = audit([subject(*[1.0] * 30, lease=600.0)])
     (advice,) = row.advice
