@@ -29,6 +29,7 @@ def may_view(request: HttpRequest) -> bool:
 
 def bearer(token: str) -> Allow:
     """Whether the request carries ``Authorization: Bearer <token>``, which a scrape configuration can send.
+    The case of the scheme does not matter (RFC 9110).
 
     Raises ``ValueError`` for an empty token: an environment variable that is not set must not open the page.
     """
@@ -36,7 +37,8 @@ def bearer(token: str) -> Allow:
         raise ValueError("the token of the metrics page is empty: set it, or leave allow= out")
 
     def allow(request: HttpRequest) -> bool:
-        return constant_time_compare(request.headers.get("Authorization", ""), f"Bearer {token}")
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and constant_time_compare(given.lstrip(" "), token)
 
     return allow
 

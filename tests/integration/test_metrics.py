@@ -111,6 +111,15 @@ def test_what_the_stores_counted_is_what_is_shown(app: Celery) -> None:
     assert found["once_fenced_up", "redis"] == found["once_fenced_up", "postgres"] == 1
 
 
+def test_tasks_come_in_the_same_order_at_every_scrape(app: Celery) -> None:
+    """However they were registered."""
+    for name in ("shop.post", "shop.alpha", "shop.zeta"):
+        app.task(name=name, base=SingletonTask, once=Once(lease=30), shared=False)(nothing)
+    text = exposition(lambda: runtime_of(app))[0].decode()
+    leases = re.findall(r'once_fenced_lease_seconds\{task="([^"]+)"', text)
+    assert leases == ["shop.alpha", "shop.feed", "shop.post", "shop.zeta"]
+
+
 def test_a_key_that_refuses_again_and_again_is_counted(app: Celery) -> None:
     start(runtime_of(app))
     for calls, wanted in ((9, 0), (1, 1), (89, 1), (1, 2)):  # the tenth in a row, the hundredth
@@ -302,7 +311,18 @@ def test_a_scrape_shows_a_token(client: Client) -> None:
     assert answer["Content-Type"].startswith("text/plain")
     assert "no-store" in answer["Cache-Control"]
     assert b'once_fenced_up{store="postgres"} 1.0' in answer.content
-    for header in ("", "Bearer ", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}ü"):
+    for scheme in ("bearer", "BEARER"):
+        assert client.get("/with-token", headers={"Authorization": f"{scheme} {TOKEN}"}).status_code == 200
+    for header in (
+        "",
+        "Bearer ",
+        "Bearer",
+        TOKEN,
+        f"Bearer{TOKEN}",
+        "Bearer wrong",
+        f"Basic {TOKEN}",
+        f"Bearer {TOKEN}ü",
+    ):
         assert client.get("/with-token", headers={"Authorization": header}).status_code == 403
 
 
