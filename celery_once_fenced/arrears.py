@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from typing import NamedTuple
 
 from celery_once_fenced.stores import LeaseStore, Slot
 
@@ -17,6 +18,14 @@ __all__ = ["Arrears"]
 
 MOST_HOLDS = 1000
 """Holds that are remembered; older ones end by themselves."""
+
+
+class _Hold(NamedTuple):
+    digest: str
+    slot: Slot
+    holder: str
+    name: str
+    not_entered: str
 
 
 class Arrears:
@@ -29,14 +38,19 @@ class Arrears:
     def _forget(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._holds: deque[tuple[str, Slot, str, str]] = deque(maxlen=MOST_HOLDS)
+        self._holds: deque[_Hold] = deque(maxlen=MOST_HOLDS)
         self._unguarded: dict[str, tuple[str, int]] = {}
         """By task: digest of one of its keys, and how often."""
 
-    def owe_release(self, digest: str, holder: str, slot: Slot = "q", name: str = "") -> None:
-        """This hold stands for nothing: that of a queued delivery, or of a start, then with the name of its slot."""
+    def owe_release(
+        self, digest: str, holder: str, slot: Slot = "q", name: str = "", *, not_entered: str = ""
+    ) -> None:
+        """This hold stands for nothing: that of a queued delivery, or of a start, then with the name of its slot.
+
+        ``not_entered``: the task of a start that may have been granted unheard, and whose body was not begun.
+        """
         with self._own():
-            self._holds.append((digest, slot, holder, name))
+            self._holds.append(_Hold(digest, slot, holder, name, not_entered))
 
     def owe_count(self, digest: str, task: str) -> None:
         """A call or a run of this task went on without the store."""
@@ -62,11 +76,13 @@ class Arrears:
         if hold is None:  # another thread was quicker
             return
         try:
-            self._leases.release(*hold)
+            freed = self._leases.release(hold.digest, hold.slot, hold.holder, hold.name)
         except BaseException:
             with self._own():
                 self._holds.append(hold)
             raise
+        if freed and hold.not_entered:
+            self._leases.count(hold.digest, hold.not_entered, "not_entered")
 
     def _count_one(self) -> None:
         with self._lock:

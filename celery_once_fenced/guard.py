@@ -40,6 +40,20 @@ RESULT_PAUSES = SUCCESSOR_PAUSES
 """Seconds: an awaited duplicate that overtakes the result of its holder waits in place just so (E12a)."""
 
 
+class _Noted:
+    """A body that tells whether it was entered: only then is its time worth measuring, and its start counted as begun."""
+
+    __slots__ = ("_body", "entered")
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self.entered = False
+
+    def __call__(self, grant: Grant) -> object:
+        self.entered = True
+        return self._body(grant)
+
+
 class Guard:
     """Runs deliveries through the stores it is given.  One per app and process; safe in threads."""
 
@@ -75,20 +89,14 @@ class Guard:
         return self._run_started(execution, started, body)
 
     def _run_started(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:
-        began = self._clock()
-        ran: list[float] = []  # since when, where the body was entered: only then is its time worth measuring
-
-        def noted(grant: Grant) -> object:
-            ran.append(began)
-            return body(grant)
-
+        began, noted = self._clock(), _Noted(body)
         try:
             with self._keeping(kept):
                 result = self._work(ex, kept, noted)
         except BaseException as error:
-            self._end(ex, kept, ending_after_error(ex, error), *ran[:1])
+            self._end(ex, kept, ending_after_error(ex, error), began if noted.entered else None)
             raise
-        self._end(ex, kept, ending_after(ex, result), *ran[:1])
+        self._end(ex, kept, ending_after(ex, result), began if noted.entered else None)
         return result
 
     def _work(self, ex: Execution, kept: KeptLease | None, body: Body) -> Returned | Aside:
@@ -151,12 +159,13 @@ class Guard:
             return back_off(ex, ex.policy.lease, "store_unavailable", self._jitter())
         emit("execution.unguarded", key=ex.key.digest, task=ex.task, task_id=ex.task_id, why=str(error))
         self._arrears.owe_count(ex.digest, ex.task)
+        noted = _Noted(body)
         try:
-            return self._work(ex, None, body)
+            return self._work(ex, None, noted)
         finally:
-            self._withdraw(ex, holder)
+            self._withdraw(ex, holder, entered=noted.entered)
 
-    def _withdraw(self, ex: Execution, holder: str) -> None:
+    def _withdraw(self, ex: Execution, holder: str, *, entered: bool) -> None:
         """What a delivery that ran without a start has left: its q, which would suppress calls until its hold ends, and an r
         where the store did what was asked of it and gave no answer in time: its lease would have to lapse.
 
@@ -165,7 +174,8 @@ class Guard:
         if ex.policy.span.clears_q:
             self._arrears.owe_release(ex.digest, ex.delivery)
         if (question := ex.start(holder)) is not None and question.span.sets_r:
-            self._arrears.owe_release(ex.digest, holder, "r", question.slot)
+            not_entered = "" if entered else ex.task
+            self._arrears.owe_release(ex.digest, holder, "r", question.slot, not_entered=not_entered)
         try:
             self._arrears.pay()
         except StoreUnavailableError as error:

@@ -110,7 +110,9 @@ def test_run_without_a_start_frees_its_hold_when_the_store_is_back(bench: Bench)
 
 
 class Forgetful(Arrears):
-    def owe_release(self, digest: str, holder: str, slot: Slot = "q", name: str = "") -> None:
+    def owe_release(
+        self, digest: str, holder: str, slot: Slot = "q", name: str = "", *, not_entered: str = ""
+    ) -> None:
         """What could not be freed is not remembered."""
 
 

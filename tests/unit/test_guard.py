@@ -348,6 +348,18 @@ def test_start_whose_answer_was_lost_is_taken_back(bench: Bench, away: set[str])
     assert bench.leases.stats()["shop.post"].get("expired", 0) == 0
 
 
+def test_start_that_was_taken_back_counts_as_begun_only_where_a_body_was(bench: Bench) -> None:
+    bench.hold(delivery("other", fenced(), key=key("another")), "h2")
+    bench.leases.mute = {"start"}
+    assert isinstance(bench.run(delivery(policy=fenced()), never), Defer), "the account is another's"
+    bench.leases.mute = set()
+    counters = bench.leases.stats()["shop.post"]
+    assert (counters["granted"], begun_of(counters), bench.leases.slots()) == (1, 0, {})
+    bench.leases.mute = {"start"}
+    bench.run(delivery("d2"))
+    assert begun_of(bench.leases.stats()["shop.post"]) == 1
+
+
 def test_message_that_waits_keeps_its_place_until_it_leaves_it() -> None:
     waits, ex = Defer(1.0, "busy", limit=0), replace(delivery(), waiting_since=7)
     assert in_line_since(ex, waits, Deferred(False, 1, 7)) == 7
