@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import unquote
+from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q
 from django.http import HttpResponseRedirect
@@ -59,10 +61,20 @@ SHORT = 80
 BATCHES, BATCH = 20, 1000
 """What one click prunes at most; the command line prunes on."""
 DAY = 86400.0
+_GONE = gettext_lazy(
+    "{}: nothing was done. It is gone already, forgotten or pruned since the page was shown."
+)
 OUTCOME = {"result_text": "result", "result_omitted": "result_omitted", "error_text": "error"}
 """Fields of a page, and their columns."""
 MOMENTS: Any = tuple(
-    moment_of(LedgerEntry._meta.get_field(name)) for name in ("created_at", "started_at", "finished_at")
+    moment_of(LedgerEntry._meta.get_field(name), attribute)
+    for name, attribute in (
+        ("created_at", ""),
+        ("started_at", ""),
+        ("finished_at", ""),
+        ("replay_until", "answers_until"),
+        ("retain_until", ""),
+    )
 )
 
 
@@ -84,7 +96,7 @@ class LedgerEntryAdmin(LedgerListAdmin):
         (gettext_lazy("Fence"), {"fields": ("resource_text", "token", "holder")}),
         (
             gettext_lazy("Times"),
-            {"fields": (*MOMENTS, "replay_until", "retain_until")},
+            {"fields": MOMENTS},
         ),
         (
             gettext_lazy("Identity"),
@@ -244,8 +256,9 @@ class LedgerEntryAdmin(LedgerListAdmin):
 
     def _forget(self, request: HttpRequest, entries: list[LedgerEntry], form: ReasonForm) -> None:
         left = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
-        seen, reason = request.POST.getlist("seen"), form.cleaned_data.get("reason", "")
+        seen = request.POST.getlist("seen")
         for entry in entries:
+            reason = form.cleaned_data["reason"]
             try:
                 done = entry.holder in seen and operate.forget(
                     str(entry.pk), reason=reason, actor=request.user.get_username()
@@ -265,14 +278,13 @@ class LedgerEntryAdmin(LedgerListAdmin):
         )
 
     def say_what_was_left(self, request: HttpRequest, left: Iterable[str], text: str) -> None:
-        """One message for each record that was chosen and that nothing was done to."""
+        """One message for each record that was chosen and that nothing was done to; ``text`` is for those that are there."""
         digests = [chosen for chosen in left if operate.DIGEST.fullmatch(chosen)]
         found = LedgerEntry.objects.using(conf.alias()).filter(pk__in=digests)
         keys = dict(found.values_list("pk", "key"))
         for chosen in sorted(left, key=lambda pk: keys.get(pk, pk))[:PAGE]:
-            self.message_user(
-                request, format_html(text, isolated(keys.get(chosen, chosen))), messages.WARNING
-            )
+            said = (text, keys[chosen]) if chosen in keys else (str(_GONE), _gone(chosen))
+            self.message_user(request, format_html(said[0], isolated(said[1])), messages.WARNING)
 
     def prune_view(self, request: HttpRequest) -> HttpResponse:
         """Delete what nobody needs any more: show how much, then do it, a bounded number of rows at a time."""
@@ -311,6 +323,20 @@ class LedgerEntryAdmin(LedgerListAdmin):
         note_pruned(actor, f"entries={entries} fences={fences} messages={sent}")
         log(request, LedgerEntry, "", str(_("Prune")), text)
         self.message_user(request, text, messages.SUCCESS)
+
+
+def _gone(chosen: str) -> str:
+    """What a record that is no longer there was called, as far as somebody wrote it down."""
+    if not operate.DIGEST.fullmatch(chosen):
+        return chosen
+    logged = LogEntry.objects.filter(
+        content_type=ContentType.objects.get_for_model(LedgerEntry), object_id=chosen
+    ).first()
+    if logged is not None:
+        return logged.object_repr
+    events = Event.objects.using(conf.alias()).filter(key_digest=chosen, kind="ledger.forgotten")
+    newest = events.order_by("-id").first()
+    return readable.resource(newest.resource) if newest is not None else chosen
 
 
 class PruneForm(forms.Form):

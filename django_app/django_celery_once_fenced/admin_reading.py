@@ -69,13 +69,14 @@ def second_of(at: datetime) -> str:
     return date_format(localtime(at), "Y-m-d H:i:s")
 
 
-def moment_of(field: Any) -> Any:
-    """What shows a column that holds a time, on the page of one row."""
+def moment_of(field: Any, attribute: str = "") -> Any:
+    """What shows a column that holds a time, or an attribute in its place, on the page of one row."""
 
     @admin.display(description=field.verbose_name)
     def shown(row: Any) -> SafeString | str:
-        return to_the_second(getattr(row, field.name))
+        return to_the_second(getattr(row, attribute or field.name))
 
+    shown.__name__ = field.name  # by which Django finds its help text
     return shown
 
 

@@ -8,6 +8,8 @@ adds to it what a person did in the admin.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
@@ -117,6 +119,12 @@ class LedgerEntry(models.Model):
         )
         verbose_name = _("dedup record")
         verbose_name_plural = _("dedup records")
+
+    @property
+    def answers_until(self) -> datetime | None:
+        """Until when later calls get its outcome: that of a parked or decided one is kept, not replayed for a time."""
+        finished = self.state in (State.SUCCEEDED, State.FAILED)
+        return self.replay_until or self.retain_until if finished else None
 
     def __str__(self) -> str:
         return safe(

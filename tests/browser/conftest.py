@@ -29,6 +29,8 @@ ARGUMENTS = (
 )
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1360, "height": 900}
+NARROW = {"width": 1300, "height": 900}
+"""A desk with the filters beside the list, and not much room for the rest."""
 
 
 def installed() -> str:

@@ -192,8 +192,8 @@ class Shop:
         with self.ledger.database.transaction(held) as body:
             body.complete(held, Completion(result, None, retention=86400 * 30, replay=86400 * 30))
 
-    def in_doubt(self, task: Any, text: str, step: str = "gateway") -> Held:
-        held = self.claim(task, text, "a@shop")
+    def in_doubt(self, task: Any, text: str, step: str = "gateway", **options: Any) -> Held:
+        held = self.claim(task, text, "a@shop", **options)
         self.ledger.store.effect_start(EffectStart(held, step, "hold"))
         self.ledger.abandon(held)
         return held

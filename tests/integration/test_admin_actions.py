@@ -397,6 +397,25 @@ def test_another_attempt_than_the_page_showed_is_not_forgotten(keeper: Client, l
     assert LedgerEntry.objects.count() == 1
 
 
+def test_a_key_that_somebody_has_forgotten_is_named_and_said_to_be_gone(
+    keeper: Client, ledger: Ledger
+) -> None:
+    op = operation("post:1")
+    ledger.run(ledger.hold(op))
+    chosen = {"action": "forget", "_selected_action": [op.digest.hex()]}
+    asked = keeper.post(RECORDS, chosen).text
+    confirmed = {**hidden(asked), "forget": "1", "reason": "twice"}
+    keeper.post(RECORDS, confirmed)
+    for late in (confirmed, chosen):  # the question was open twice, and so was the list
+        answer = keeper.post(RECORDS, late, follow=True).text
+        assert "post:1</bdi>: nothing was done. It is gone already" in answer
+        assert op.digest.hex() not in answer
+    LogEntry.objects.all().delete()
+    assert (
+        "post:1</bdi>: nothing was done." in keeper.post(RECORDS, chosen, follow=True).text
+    )  # from its event
+
+
 def test_prune_says_how_much_is_due_and_deletes_only_that(keeper: Client, ledger: Ledger) -> None:
     for number in range(3):
         ledger.run(ledger.hold(operation(f"old:{number}")))

@@ -358,6 +358,31 @@ def test_a_record_shows_its_effects_and_its_events_with_those_it_lost(admin: Cli
         assert expected in page
 
 
+@pytest.mark.parametrize(
+    ("columns", "until"),
+    [
+        ({"state": "failed", "retain_until": "2026-12-31T10:20:30+00:00"}, "2026-12-31 10:20:30"),
+        (
+            {"replay_until": "2026-12-30T09:08:07+00:00", "retain_until": "2026-12-31T10:20:30+00:00"},
+            "2026-12-30 09:08:07",
+        ),
+        ({"state": "retryable", "retain_until": "2026-12-31T10:20:30+00:00"}, "-"),
+    ],
+)
+def test_a_record_says_until_when_later_calls_get_its_outcome(
+    admin: Client, columns: dict[str, str], until: str
+) -> None:
+    row = entry(**columns)
+    page = admin.get(f"{PAGES['ledgerentry']}{row.pk}/change/").text
+    answers = re.findall(
+        r'class="form-row field-replay_until">.*?class="readonly">(.*?)</div>', page, re.DOTALL
+    )
+    assert re.sub(r"<[^>]*>", "", answers[0]) == until
+    assert "Until then it answers later calls" in page
+    assert "p.m." not in page
+    assert "a.m." not in page
+
+
 @pytest.mark.parametrize("pk", ["zz", "00", "ab" * 32, "%00", "1' OR '1'='1"])
 def test_a_digest_that_is_none_is_not_found(admin: Client, pk: str) -> None:
     assert admin.get(f"{PAGES['ledgerentry']}{pk}/change/").status_code in (302, 404)
