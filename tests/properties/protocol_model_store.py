@@ -8,7 +8,7 @@ through all states affordable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from celery_once_fenced.admission import Admission, Call, Permit
@@ -17,7 +17,7 @@ from celery_once_fenced.guard import Guard
 from celery_once_fenced.keepers import KeptLease, LeaseKeeper
 from celery_once_fenced.policy import Policy
 from celery_once_fenced.run import Aside, Execution, Returned
-from celery_once_fenced.stores import Defer, Enqueue, Mode, Settle, Start
+from celery_once_fenced.stores import Defer, Enqueue, Mode, Settle
 from celery_once_fenced.stores.memory import MemoryLeaseStore
 from celery_once_fenced.stores.memory_order import UNCONFIRMED
 from tests.fixtures import deliveries
@@ -261,7 +261,7 @@ class Memory:
 
     def _start(self, message: Message, holder: str) -> Aside | tuple[int, int]:
         self._taken.clear()
-        started = self._guard._start(_named(self.execution(message), holder))
+        started = self._guard._start(self.execution(message), holder)
         if not isinstance(started, KeptLease | None):
             return started
         self._kept[message, holder] = started
@@ -301,21 +301,6 @@ ERRORS: dict[str, BaseException] = {
     "requeue": RequeueError(),
     "cold": SystemExit(),
 }
-
-
-class _Named(Execution):
-    """An execution whose start takes the holder it is given, so that states that are alike are equal."""
-
-    holder: str
-
-    def start(self, holder: str) -> Start | None:
-        return Execution.start(self, self.holder)
-
-
-def _named(ex: Execution, holder: str) -> Execution:
-    named = _Named(**{field.name: getattr(ex, field.name) for field in fields(ex)})
-    object.__setattr__(named, "holder", holder)
-    return named
 
 
 def task_of(call: int) -> str:
