@@ -1,4 +1,4 @@
-"""Steps outside of the database that a run has begun and whose end is not recorded yet (L14)."""
+"""Steps outside of the database that were started and have no outcome yet: by the run that goes on, or by one before it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def under_way(lock: Lock) -> str:
 
 def _sentence(effect: Effect) -> str:
     text = _(
-        "Its step “%(step)s” is under way since %(at)s: if the run ends before that step is recorded, "
+        "Its step “%(step)s” was started at %(at)s and has no outcome yet: if the run ends before it has one, "
         "the key may end in doubt, and somebody decides."
     )
     return text % {"step": effect.name, "at": second_of(effect.started_at)}

@@ -114,7 +114,7 @@ def test_a_step_under_way_is_told_before_its_run_is_released(
     releaser: Client, ledger: Ledger, leases: Any, name: str
 ) -> None:
     held = ledger.hold(operation("post:1", "account:7"))
-    warned = "Its step “gateway” is under way since"
+    warned = "Its step “gateway” was started at"
     page = f"{LOCKS}{quote('f:account:7')}/change/"
     assert warned not in ask(releaser, name, *shown(releaser)) + releaser.get(page).text
     ledger.store.effect_start(EffectStart(held, "gateway", "hold"))
