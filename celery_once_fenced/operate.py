@@ -31,7 +31,7 @@ from celery_once_fenced.stores import (
 from celery_once_fenced.stores.listing import search
 from celery_once_fenced.wording import safe
 
-__all__ = ["DIGEST", "Explanation", "explain", "forget", "release", "resolve"]
+__all__ = ["DIGEST", "Explanation", "explain", "explain_found", "forget", "release", "resolve"]
 
 REMEMBERED = 86400.0
 """Seconds for which a decision of a key is told where nobody knows whether it has started since."""
@@ -61,16 +61,25 @@ def explain(key: str) -> Explanation:
         if error.args[0] == "redis":
             raise
         return Explanation(key, "", (), Surroundings(), unknown=str(error))
-    known = policies(here.app)
     if found is None:
-        return Explanation(key, "", (), Surroundings(), hint=hint(here, key, known))
-    holds, around = tuple(_holds(here.leases, found)), _around(here.leases, found)
-    seen = Explanation(found.text, found.digest, holds, around, windows=_windows(holds, known))
+        return Explanation(key, "", (), Surroundings(), hint=hint(here, key, policies(here.app)))
+    return explain_found(here, found, tuple(_holds(here.leases, found)))
+
+
+def explain_found(here: runtime.Runtime, found: Found, holds: tuple[Hold, ...]) -> Explanation:
+    """The same of a key that is known with these slots of it: a page has no time to search for its twin guards.
+
+    Raises ``StoreUnavailableError``: Redis does not answer.  Without Postgres, ``unknown`` says so.
+    """
+    windows = _windows(holds, policies(here.app))
+    seen = Explanation(found.text, found.digest, holds, _around(here.leases, found), windows=windows)
     if here.ledger is None:
         return seen
     try:
         return _with_ledger(seen, here, here.ledger, found)
     except StoreUnavailableError as error:
+        if error.args[0] == "redis":
+            raise
         return replace(seen, unknown=str(error))
 
 

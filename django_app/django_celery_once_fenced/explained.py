@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from django.utils.translation import gettext as _
 
-from celery_once_fenced import operate
+from celery_once_fenced import operate, runtime
 from celery_once_fenced.errors import OnceError
+from celery_once_fenced.lookup import Found
 from django_celery_once_fenced import readable
 from django_celery_once_fenced.locks import Lock
 
@@ -60,6 +61,16 @@ class Explained:
 def explained(lock: Lock) -> Explained:
     """Never raises for a store that is down: the lock is known already, and shown."""
     try:
-        return Explained(replace(operate.explain(lock.digest or lock.resource), key=lock.key))
+        return Explained(_explain(lock))
     except OnceError as error:
         return Explained(problem=str(error).strip())
+
+
+def _explain(lock: Lock) -> operate.Explanation:
+    """With no search among all holds, but where the lock is a twin guard, which is found by nothing else."""
+    if lock.name:
+        return replace(operate.explain(lock.digest), key=lock.key)
+    here = runtime.current()
+    found = Found(lock.digest, lock.key, "" if lock.digest else lock.resource)
+    holds = here.readings.look(lock.digest) if lock.digest else []
+    return operate.explain_found(here, found, tuple(holds))

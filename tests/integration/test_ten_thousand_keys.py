@@ -153,8 +153,9 @@ def test_the_page_of_a_lock_asks_for_that_lock_alone(
     client = viewer(app, monkeypatch)
     address = f"/admin/once_fenced/heldlock/q_3A{question(7).key.digest}/change/"
     answers: list[Any] = []
-    assert walks_nothing(servers, lambda: answers.append(client.get(address))) == 2
-    assert b"Task t7 is queued" in answers[0].content
+    # What has the key and what surrounds it: once for the lock, once for what explain() says of it.
+    assert walks_nothing(servers, lambda: answers.append(client.get(address))) == 4
+    assert b"Task t7 was called" in answers[0].content
 
 
 @pytest.mark.usefixtures("shop")
