@@ -12,7 +12,7 @@ from celery_once_fenced.outcome import moment_of
 from celery_once_fenced.stores import Decision, HeldFence, Hold, RecordedEffect, Surroundings, Waiters
 from celery_once_fenced.wording import counted, safe, shorten
 
-__all__ = ["Explanation", "release_warning"]
+__all__ = ["Explanation"]
 
 LONGEST_ERROR = 200
 """Characters of a recorded error."""
@@ -55,8 +55,10 @@ class Explanation:
     @property
     def warning(self) -> str:
         """What whoever releases the key should know before, as a sentence; empty where there is nothing."""
-        running = self.entry is not None and self.entry["state"] == "running"
-        return release_warning([one.name for one in _started(self.effects)] if running else [])
+        if self.entry is None or self.entry["state"] != "running" or not (steps := _started(self.effects)):
+            return ""
+        told = ", and ".join(_step_sentence(step, self.entry) for step in steps)
+        return f"{told}: once freed, what becomes of it may stay unknown, and the key may end in doubt, for a person to decide."
 
     def __str__(self) -> str:
         parts = [self._hold(hold) for hold in self.holds]
@@ -137,23 +139,11 @@ def _until(fence: HeldFence) -> str:
 # --- what is recorded -------------------------------------------------------------------------------------------------
 
 
-def release_warning(steps: Sequence[str]) -> str:
-    """What a release of a running key may leave, as a sentence; empty where none of its external steps is under way.
-
-    Args:
-        steps: Names of its effects that are ``started``.
-    """
-    if not steps:
-        return ""
-    return (
-        f"{_steps(steps)} under way: what becomes of it may stay unknown, and the key may then end in doubt, for a person "
-        "to decide."
-    )
-
-
 def _recorded(key: str, entry: Mapping[str, Any], effects: Sequence[RecordedEffect]) -> Iterator[str]:
     recorded = f"recorded as {entry['state']} by task {entry['task_id']}, attempt {entry['attempt']}, token {entry['token']}"
-    yield recorded + (f": {_error(entry)}" if entry["state"] == "failed" else "")
+    yield recorded + (
+        f": {_error(entry)}" if entry["error"] and entry["state"] in ("failed", "retryable") else ""
+    )
     yield from (
         _step_sentence(one, entry)
         for one in _started(effects)
@@ -180,13 +170,8 @@ def _started(effects: Sequence[RecordedEffect]) -> list[RecordedEffect]:
 def _step_sentence(effect: RecordedEffect, entry: Mapping[str, Any]) -> str:
     """L4: under way is what the present holder has started; what another has started may have happened."""
     if entry["state"] == "running" and effect.holder == entry["holder"]:
-        return f"{_steps([effect.name])} under way since {_at(effect.since)}"
+        return f"step {effect.name!r} is under way since {_at(effect.since)}"
     return f"step {effect.name!r} was started at {_at(effect.since)}, and nobody knows whether it happened"
-
-
-def _steps(names: Sequence[str]) -> str:
-    listed = ", ".join(map(repr, names))
-    return f"step {listed} is" if len(names) == 1 else f"steps {listed} are"
 
 
 # --- what surrounds the holds -----------------------------------------------------------------------------------------

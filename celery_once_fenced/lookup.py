@@ -6,12 +6,11 @@ Text is for people (rule K3): it may be shortened, escaped, or read alike for se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from celery_once_fenced import runtime
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
-from celery_once_fenced.policy import Policy
 from celery_once_fenced.stores import LedgerStore
 from celery_once_fenced.wording import did_you_mean, safe
 
@@ -54,9 +53,11 @@ def look_up(here: runtime.Runtime, key: str) -> Found | None:
     return next((one for one in found if one is not None), None)
 
 
-def hint(here: runtime.Runtime, key: str, policies: Mapping[str, Policy]) -> str:
-    """What may be wrong with a text that nobody knows, as a sentence without its end; empty where nothing is seen."""
-    scopes = {policy.scope for policy in policies.values()}
+def hint(here: runtime.Runtime, key: str, scopes: Set[str]) -> str:
+    """What may be wrong with a text that nobody knows, as a sentence without its end; empty where nothing is seen.
+
+    ``scopes``: what keys may begin with.
+    """
     known = next(_with_scope(here, safe(key), scopes), "")
     if known:
         return f"did you mean {known!r}, which begins with its scope?"
@@ -89,7 +90,7 @@ def _reads(shown: str, text: str) -> bool:
     return shown == text or (len(shown) >= SHORTENED and text.startswith(shown))
 
 
-def _with_scope(here: runtime.Runtime, text: str, scopes: set[str]) -> Iterator[str]:
+def _with_scope(here: runtime.Runtime, text: str, scopes: Set[str]) -> Iterator[str]:
     """Keys that somebody knows and that read like the text once a scope stands in front."""
     yield from (hold.text for hold in here.leases.holds() if hold.text.endswith(f":{text}"))
     if here.ledger is None:

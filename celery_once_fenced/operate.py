@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from celery_once_fenced import outbox, runtime
+from celery_once_fenced import outbox, outside, runtime
 from celery_once_fenced.durations import Duration, parse_duration
 from celery_once_fenced.errors import ConfigError, StoreUnavailableError
 from celery_once_fenced.events import emit
@@ -62,7 +62,7 @@ def explain(key: str) -> Explanation:
             raise
         return Explanation(key, "", (), Surroundings(), unknown=str(error))
     if found is None:
-        return Explanation(key, "", (), Surroundings(), hint=hint(here, key, policies(here.app)))
+        return Explanation(key, "", (), Surroundings(), hint=hint(here, key, set(_scopes(policies(here.app)))))
     return explain_found(here, found, tuple(_holds(here.leases, found)))
 
 
@@ -94,6 +94,13 @@ def _holds(leases: LeaseStore, found: Found) -> Iterator[Hold]:
     for listed in search(leases, HoldQuery(slot="r", text=found.digest)):
         if listed.hold.digest == found.digest and listed.hold.name:
             yield listed.hold
+
+
+def _scopes(policies: Mapping[str, Policy]) -> Iterator[str]:
+    """What a readable key may begin with; nothing where no task is known."""
+    if policies:
+        yield outside.SCOPE
+    yield from (policy.scope for policy in policies.values())
 
 
 def _windows(holds: Iterable[Hold], policies: Mapping[str, Policy]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from celery_once_fenced.durations import parse_duration
 from celery_once_fenced.errors import ConfigError
 from celery_once_fenced.stores import LedgerStore, Pruned
 from celery_once_fenced.stores.postgres_schema import schema_sql
+from celery_once_fenced.wording import counted
 
 __all__: list[str] = []
 
@@ -48,7 +49,10 @@ def prune(grace: str, batch: int, as_json: bool) -> None:
     if as_json:
         print_json(deleted)
     else:
-        click.echo("{fences} fences, {entries} entries and {messages} messages deleted".format(**deleted))
+        click.echo(
+            f"{counted(deleted['fences'], 'fence')}, {counted(deleted['entries'], 'entry', 'entries')} and "
+            f"{counted(deleted['messages'], 'message')} deleted"
+        )
 
 
 def _pruned(ledger: LedgerStore, grace: float, batch: int) -> Iterator[Pruned]:

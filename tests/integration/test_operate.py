@@ -239,6 +239,10 @@ def test_explain_tells_how_a_key_failed(ledger: Ledger, in_doubt: Callable[..., 
     told = explain(held.operation.key)
     assert r": resolved: no such\ncharge;" in str(told)
     assert "gateway" not in str(told)
+    again = ledger.hold(operation())
+    ledger.abandon(again, error='{"type": "builtins.OSError", "message": "no route"}')
+    assert "recorded as retryable" in (sentence := str(explain(again.operation.key)))
+    assert ": OSError: no route" in sentence
     error = '{"type": "celery_once_fenced.errors.ExhaustedError", "message": "given up"}'
     change = "update once_fenced_ledger set error = %s, takeovers = 3 where key_digest = %s"
     ledger.execute(change, (error, held.operation.digest))
