@@ -62,7 +62,7 @@ def explain(key: str) -> Explanation:
             raise
         return Explanation(key, "", (), Surroundings(), unknown=str(error))
     if found is None:
-        return Explanation(key, "", (), Surroundings(), hint=hint(here, key, set(_scopes(policies(here.app)))))
+        return Explanation(key, "", (), Surroundings(), hint=hint(here, key, _scopes(here)))
     return explain_found(here, found, tuple(_holds(here.leases, found)))
 
 
@@ -96,11 +96,10 @@ def _holds(leases: LeaseStore, found: Found) -> Iterator[Hold]:
             yield listed.hold
 
 
-def _scopes(policies: Mapping[str, Policy]) -> Iterator[str]:
+def _scopes(here: runtime.Runtime) -> frozenset[str]:
     """What a readable key may begin with; nothing where no task is known."""
-    if policies:
-        yield outside.SCOPE
-    yield from (policy.scope for policy in policies.values())
+    of_tasks = frozenset(policy.scope for policy in policies(here.app).values())
+    return of_tasks | {outside.SCOPE} if of_tasks else of_tasks
 
 
 def _windows(holds: Iterable[Hold], policies: Mapping[str, Policy]) -> dict[str, float]:
