@@ -200,8 +200,15 @@ def subjects(app: Any, figures: Figures) -> Iterator[Subject]:
 
 
 def policies(app: Any) -> dict[str, Policy]:
-    """The policies of an app's guarded tasks, by name; a task whose options are wrong has none."""
-    return {name: policy for name, task in _guarded(app) if (policy := _policy(task)) is not None}
+    """The policies of an app's guarded tasks, by name; a task whose options are wrong has none.
+
+    Nor has any where one cannot be bound: what is asked for here is to help, not to judge.
+    """
+    try:
+        guarded = list(_guarded(app))
+    except ConfigError:
+        return {}
+    return {name: policy for name, task in guarded if (policy := _policy(task)) is not None}
 
 
 def uncounted(task: TaskFigures, policy: Policy | None) -> frozenset[str]:
