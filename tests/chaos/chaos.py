@@ -27,7 +27,7 @@ TASKS = ("chaos.charge", "chaos.charge", "chaos.post", "chaos.charge_or_hold", P
 PACE = 0.05
 DRAIN_SECONDS = 90.0
 QUIET = 2.0
-GRACE = 60.0
+GRACE = 120.0
 """Seconds after which a run that is over, but in which some fault has not hit, is given up."""
 
 

@@ -344,6 +344,27 @@ def test_process_without_settings_is_told_what_is_missing() -> None:
     assert "CELERY_ONCE_FENCED" in done.stderr
 
 
+WRONG = """
+import sys
+from celery import Celery, shared_task
+from celery_once_fenced import FencedTask, Once, explain, lease
+
+@shared_task(base=FencedTask, once=Once(replay_for=60))
+def needs_a_database(): ...
+
+app = Celery("shop", broker="memory://")
+app.conf.once_fenced = {"redis_url": sys.argv[1], "namespace": sys.argv[2]}
+with lease("report"):
+    print(explain("lease:report").holds[0].task)
+"""
+
+
+def test_explain_answers_where_a_task_cannot_be_bound(redis_url: str, namespace: str) -> None:
+    command = [sys.executable, "-c", WRONG, redis_url, namespace]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.stdout.split() == ["lease"], done.stderr
+
+
 # --- who holds it, and freeing it -------------------------------------------------------------------------------------
 
 
