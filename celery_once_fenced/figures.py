@@ -211,14 +211,14 @@ def policies(app: Any) -> dict[str, Policy]:
     return {name: policy for name, task in guarded if (policy := _policy(task)) is not None}
 
 
-def uncounted(task: TaskFigures, policy: Policy | None) -> frozenset[str]:
+def uncounted(counters: Mapping[str, int], policy: Policy | None) -> frozenset[str]:
     """Which of ``begun``, ``runs`` and the times say nothing of a task, because its span asks Redis for nothing then.
 
     Where a redelivery is possible Redis is asked all the same, so that what was counted counts.
     """
-    if policy is None or policy.span.sets_r or task.runs:
+    if policy is None or policy.span.sets_r or runs_of(counters):
         return frozenset()
-    starts = policy.span.needs_r or policy.span.clears_q or policy.span.ordered or task.begun
+    starts = policy.span.needs_r or policy.span.clears_q or policy.span.ordered or begun_of(counters)
     return MEASURED if starts else MEASURED | {"begun"}
 
 

@@ -37,7 +37,7 @@ AUDIT = ("task", "tier", "breaks", "enforced", "lease", *TIMES, "expired", "lost
 def stats(context: click.Context, as_json: bool) -> None:
     """Count what is held and what happened, per task; name holds that last too long."""
     figures, known = _read(), readings.policies(runtime.current().app)
-    tasks = [(task, readings.uncounted(task, known.get(task.task))) for task in figures.tasks()]
+    tasks = [(task, readings.uncounted(task.counters, known.get(task.task))) for task in figures.tasks()]
     if as_json:
         print_json(*(_numbers(task, missing) for task, missing in tasks))
     else:

@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from celery_once_fenced import audit, runtime
 from celery_once_fenced.errors import OnceError
+from celery_once_fenced.figures import uncounted
 from celery_once_fenced.stores import Census, Hold, TaskCensus
 from celery_once_fenced.stores.counters import HOLD_MAX, begun_of, hold_quantile
 from celery_once_fenced.stores.listing import Hours
@@ -83,6 +84,11 @@ class TaskRow:
     @property
     def begun(self) -> int:
         return begun_of(self.counters)
+
+    @property
+    def uncounted(self) -> frozenset[str]:
+        """What says nothing of this task, because its span asks Redis for nothing then."""
+        return uncounted(self.counters, self.policy)
 
     def quantile(self, share: float) -> float | None:
         return hold_quantile(self.counters, share)

@@ -499,6 +499,20 @@ def test_numbers_of_a_task_lead_to_its_rows_for_those_who_may_see_them(
     assert keys_of(may.get(unescape(address)).text) == {"feed:1"}
 
 
+@pytest.mark.parametrize(("unique", "begun"), [("until_executed", "0"), ("until_expired", UNKNOWN)])
+def test_what_a_span_does_not_count_is_not_shown_as_zero(
+    admin: Client, leases: Any, monkeypatch: pytest.MonkeyPatch, unique: str, begun: str
+) -> None:
+    known = tiers.policy_of(refresh_feed.name)
+    assert known is not None
+    policy = replace(known, span=span_of(unique, "return_existing"))
+    monkeypatch.setattr(tiers, "policies", lambda: {refresh_feed.name: policy})
+    text = shown(admin, "overview")
+    assert re.findall(r'data-label="Started"[^>]*>([^<]+)<', text) == [begun]
+    assert ("runs are not measured under its span" in text) == (begun != "0")
+    assert ("no run measured" in text) == (begun == "0")
+
+
 # --- what is read by people -------------------------------------------------------------------------------------------
 
 
