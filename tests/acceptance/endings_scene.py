@@ -12,7 +12,9 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from unittest import mock
 
+import celery_once.backends.redis
 from celery import Celery
 
 from tests.acceptance.endings import GEVENT, PREFORK, SOLO, THREADS, Ending, cases
@@ -255,7 +257,8 @@ def played(redis_url: str) -> Iterator[Scene]:
     """Everything played to its end."""
     patient = {"socket_timeout": 5}  # else a busy machine's worker leaves its keys to their leases
     site = EndingSite(Site.at(redis_url, once_fenced=patient).settings)
-    with closing(site), ExitStack() as stack:
+    # celery-once keeps the first connection of its process for ever; that of another test's server may be gone.
+    with mock.patch.object(celery_once.backends.redis, "redis", None), closing(site), ExitStack() as stack:
         scene = Scene(site, redis_url, stack)
         _start_shared(scene)
         # Commands first: the solo pool obeys none while it is busy.
