@@ -7,6 +7,7 @@ all the same and settled in the worker (E12); a hold whose call was revoked is n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from celery_once_fenced.arrears import Arrears
@@ -50,6 +51,11 @@ class Permit:
     def publish(self) -> bool:
         return self.status not in ("duplicate", "kept_last")
 
+    @property
+    def holds(self) -> bool:
+        """Whether the call has taken its key."""
+        return self.status in ("enqueued", "replaced")
+
 
 class Admission:
     """Admits calls to the broker.  One per app and process; safe in threads."""
@@ -64,11 +70,19 @@ class Admission:
         Raises ``DuplicateError`` and ``StoreUnavailableError`` only where the policy says ``raise`` and nothing waits
         for this very call (E12).
         """
+        return self.ask(call)()
+
+    def ask(self, call: Call) -> Callable[[], Permit]:
+        """Send the question, and go on; what is returned waits for the permit, and raises as :meth:`admit` does.
+
+        It is to be called, and once.
+        """
         try:
-            answer = self._enqueue(call)
+            self._arrears.pay()
+            answer = self._leases.begin_enqueue(call.question)
         except StoreUnavailableError as error:
-            return self._unguarded(call, error)
-        return self._permit(call, answer)
+            return partial(self._unguarded, call, error)
+        return partial(self._answered, call, answer)
 
     def admit_many(self, calls: Sequence[Call]) -> list[Permit | Exception]:
         """The same for many calls, in one round trip; what would be raised is answered in the call's place (E18)."""
@@ -85,6 +99,13 @@ class Admission:
     def _ask_again(self, call: Call, _answer: Enqueued) -> Permit:
         return self.admit(call)
 
+    def _answered(self, call: Call, answer: Callable[[], Enqueued]) -> Permit:
+        try:
+            said = self._past_revoked(call, answer())
+        except StoreUnavailableError as error:
+            return self._unguarded(call, error)
+        return self._permit(call, said)
+
     def _permit(self, call: Call, answer: Enqueued) -> Permit:
         if not answer.granted:
             return self._refused(call, answer)
@@ -92,14 +113,12 @@ class Admission:
             return self._replaced(call, answer)
         return Permit("enqueued", "free", seq=answer.seq)
 
-    def _enqueue(self, call: Call) -> Enqueued:
-        question = call.question
-        self._arrears.pay()
-        answer = self._leases.enqueue(question)
-        if self._blocked(call, answer) and answer.by is not None:
-            self._leases.release(question.key.digest, "q", answer.by.holder)
-            answer = self._leases.enqueue(question)
-        return answer
+    def _past_revoked(self, call: Call, answer: Enqueued) -> Enqueued:
+        """The answer, where a revoked call's hold was in the way the one without it (E15)."""
+        if not self._blocked(call, answer) or answer.by is None:
+            return answer
+        self._leases.release(call.question.key.digest, "q", answer.by.holder)
+        return self._leases.enqueue(call.question)
 
     def _blocked(self, call: Call, answer: Enqueued) -> bool:
         """By the hold of a call that was revoked (E15)."""

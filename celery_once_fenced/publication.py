@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from kombu.utils.uuid import uuid
 from celery_once_fenced import kept
 from celery_once_fenced.admission import Admission, Call, Permit
 from celery_once_fenced.errors import GrantError
+from celery_once_fenced.gate import Gate, NotAdmittedError
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import Key, new_id
 from celery_once_fenced.lease import queued_hold
@@ -61,8 +63,11 @@ class Publication:
         self.options = options
         self.preassigned = task_id is not None
 
-    def send(self, *, bypass: bool, once_key: str | None) -> Any:
-        """Ask the guard, publish, and say what became of it."""
+    def send(self, *, bypass: bool, once_key: str | None, gated: bool = False) -> Any:
+        """Ask the guard, publish, and say what became of it.
+
+        ``gated``: Celery publishes through a producer, so the answer may come while the message is made (``gate``).
+        """
         before = self._header_before
         if bypass or (before is not None and before.bypass):
             return self._send_unguarded("bypassed", refused=bypass)
@@ -74,7 +79,10 @@ class Publication:
             return self._send_unguarded("no_key", refused=False)
         if self._replaces_current:
             return self._send_successor(header.key, self._continued(header))
-        return self.complete(header, self._ask(header.key, header))
+        if not self._asks:
+            return self.complete(header, None)
+        asked = self._admission.ask(self._call(header.key, header))
+        return self._send_gated(header.key, header, asked) if gated else self.complete(header, asked())
 
     def draft(self) -> tuple[Header, Call | None]:
         """A new call before it is asked for: its header, and the question, where there is something to ask (E18).
@@ -133,25 +141,60 @@ class Publication:
     # --- the three ways -----------------------------------------------------------------------------------------------
 
     def _send_permitted(self, key: Key, header: Header, permit: Permit) -> Any:
-        if not permit.publish and permit.by is not None:
-            return self._with_outcome(self.task.AsyncResult(permit.by.task_id), permit, key.text)
-        span = self._blueprint.policy.span
-        if permit.status == "awaiting" and permit.by is not None and not span.ordered:
+        if not permit.publish:
+            return self._holders_result(key, permit)
+        header = self._permitted(header, permit)
+        result = self._publish(header, withdraw=permit.holds)
+        return self._published(result, key, header, permit)
+
+    def _send_gated(self, key: Key, header: Header, asked: Callable[[], Permit]) -> Any:
+        """Celery makes the message while Redis answers."""
+        gate = Gate(asked, self._producers, lambda headers, permit: self._stamp(headers, header, permit))
+        try:
+            with gate:
+                result = self._hand_over(header, producer=gate, connection=None)
+        except NotAdmittedError as refused:
+            return self._holders_result(key, refused.permit)
+        except BaseException:
+            if gate.permit is not None and gate.permit.holds:
+                self._take_back(key, self._permitted(header, gate.permit))
+            raise
+        return self._published(result, key, header, gate.passed())
+
+    def _producers(self) -> AbstractContextManager[Any]:
+        """What Celery would publish through: the producer or the connection of the call, else one of its pool."""
+        app, options = self.task.app, self.options
+        given = options.get("producer") or options.get("publisher")
+        if options.get("connection"):
+            given = app.amqp.Producer(options["connection"], auto_declare=False)
+        if given is None and not self._blueprint.runtime.bounds_producers:
+            return app.producer_pool.acquire(block=True)  # type: ignore[no-any-return]  # untyped
+        return app.producer_or_acquire(given)  # type: ignore[no-any-return]
+
+    def _stamp(self, headers: dict[str, Any], asked: Header, permit: Permit) -> None:
+        header = self._permitted(asked, permit)
+        if header is not asked:
+            headers[HEADER] = header.dump()
+
+    def _permitted(self, header: Header, permit: Permit) -> Header:
+        """The header with what the permit says."""
+        if permit.status == "awaiting" and permit.by is not None and not self._blueprint.policy.span.ordered:
             header = replace(header, answer_from=permit.by.task_id)
-        if header.seq != permit.seq:
-            header = replace(header, seq=permit.seq)
-        result = self._publish(header, withdraw=permit.status in ("enqueued", "replaced"))
-        if span.displaces and permit.seq:
+        return header if header.seq == permit.seq else replace(header, seq=permit.seq)
+
+    def _published(self, result: Any, key: Key, header: Header, permit: Permit) -> Any:
+        if self._blueprint.policy.span.displaces and permit.seq:
             self._admission.confirm(key, header.delivery, published=True)
         return self._with_outcome(result, permit, key.text)
+
+    def _holders_result(self, key: Key, permit: Permit) -> Any:
+        holder = permit.by.task_id if permit.by is not None else ""
+        return self._with_outcome(self.task.AsyncResult(holder), permit, key.text)
 
     @property
     def _asks(self) -> bool:
         span = self._blueprint.policy.span
         return span.sets_q or span.refused_by_q or span.refused_by_r
-
-    def _ask(self, key: Key, header: Header) -> Permit | None:
-        return self._admission.admit(self._call(key, header)) if self._asks else None
 
     def _send_successor(self, key: Key, before: Header) -> Any:
         """Retry or ``replace()``: the key goes on to a new delivery (E10)."""
@@ -227,15 +270,18 @@ class Publication:
             return False
 
     def _publish(self, header: Header, *, withdraw: bool) -> Any:
-        headers = {**(self.options.get("headers") or {}), HEADER: header.dump()}
         try:
-            return self.task.publish(
-                self.args, self.kwargs, self.task_id, {**self.options, "headers": headers}
-            )
+            return self._hand_over(header)
         except BaseException:
             if withdraw and header.key is not None:  # nothing was sent, nothing is held (E11)
                 self._take_back(header.key, header)
             raise
+
+    def _hand_over(self, header: Header, **options: Any) -> Any:
+        headers = {**(self.options.get("headers") or {}), HEADER: header.dump()}
+        return self.task.publish(
+            self.args, self.kwargs, self.task_id, {**self.options, "headers": headers, **options}
+        )
 
     def _take_back(self, key: Key, header: Header) -> None:
         if self._blueprint.policy.span.displaces and header.seq:

@@ -251,6 +251,11 @@ class Runtime:
         given = (app.conf.broker_transport_options or {}).get("visibility_timeout")
         return default if given is None or default is None else float(given)
 
+    @cached_property
+    def bounds_producers(self) -> bool:
+        """Whether taking a producer from Celery's pool has a time limit: then Celery is to do it, and to tell."""
+        return getattr(self.app.conf, "broker_pool_acquire_timeout", None) is not None
+
     def redelivery_window(self, lease: float) -> float:
         """Seconds for which a settled delivery is remembered: the setting, or long enough for one redelivery (E8)."""
         if self.settings.redelivery_window is not None:

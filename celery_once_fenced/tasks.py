@@ -193,14 +193,15 @@ class SingletonTask(Task):
             raise TypeError(f"apply_async() takes once=True or once=False, not {once!r}")
         if len(positional) > len(POSITIONAL_OPTIONS):
             raise TypeError(f"apply_async() takes {3 + len(POSITIONAL_OPTIONS)} positional arguments at most")
-        options.update(zip(POSITIONAL_OPTIONS, positional, strict=False))
+        if positional:
+            options.update(zip(POSITIONAL_OPTIONS, positional, strict=False))
         enforcer = enforcer_of(self)
         if self.app.conf["task_always_eager"] and enforcer is None:
             return self._eager(args, kwargs, task_id, options)
         publication = Publication(self, args or (), kwargs or {}, task_id, options)
         if enforcer is not None:
             return enforcer.send(publication, bypass=not once, once_key=once_key)
-        return publication.send(bypass=not once, once_key=once_key)
+        return publication.send(bypass=not once, once_key=once_key, gated=True)
 
     def apply_many(
         self, calls: Iterable[tuple[Sequence[Any] | None, Mapping[str, Any] | None]], **options: Any

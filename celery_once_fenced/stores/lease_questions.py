@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from celery_once_fenced.keys import Key
@@ -208,6 +208,13 @@ class LeaseStore(HoldListing, Protocol):
     """Every method is one round trip and raises ``StoreUnavailableError`` when it gets no answer in time."""
 
     def enqueue(self, ask: Enqueue) -> Enqueued: ...
+    def begin_enqueue(self, ask: Enqueue) -> Callable[[], Enqueued]:
+        """Send the question, and go on; what is returned waits for the answer.
+
+        It is to be called, and once.  Either may raise ``StoreUnavailableError``.
+        """
+        ...
+
     def enqueue_many(self, asks: Sequence[Enqueue]) -> list[Enqueued]:
         """One round trip for all of them, in their order."""
         ...

@@ -59,6 +59,10 @@ class MemoryLeaseStore(MemoryListing):
         with self._lock:
             return memory_calls.enqueue(self._state, ask)
 
+    def begin_enqueue(self, ask: Enqueue) -> Callable[[], Enqueued]:
+        answer = self.enqueue(ask)
+        return lambda: answer
+
     def enqueue_many(self, asks: Sequence[Enqueue]) -> list[Enqueued]:
         with self._lock:
             return [self.enqueue(ask) for ask in asks]

@@ -36,6 +36,7 @@ __all__ = ["RedisLeaseStore"]
 
 AGAIN: Command = ("1",)
 """What end and release are told when they are asked a second time for want of an answer."""
+_GRANTED = Enqueued(True)
 RENEWED_AT_ONCE = 500
 """Leases in one command: Lua takes no more than some thousands of arguments."""
 
@@ -81,13 +82,17 @@ class RedisLeaseStore(RedisListing):
     # --- the life of a call ---------------------------------------------------------------------------------
 
     def enqueue(self, ask: Enqueue) -> Enqueued:
+        return self.begin_enqueue(ask)()
+
+    def begin_enqueue(self, ask: Enqueue) -> Callable[[], Enqueued]:
         if not _asks_when_queued(ask.span):
-            return Enqueued(True)
-        return _enqueued(ask, self._link.ask(self._enqueue(ask))[0])
+            return lambda: _GRANTED
+        answers = self._link.send(self._enqueue(ask))
+        return lambda: _enqueued(ask, answers()[0])
 
     def enqueue_many(self, asks: Sequence[Enqueue]) -> list[Enqueued]:
         if not asks or not _asks_when_queued(asks[0].span):
-            return [Enqueued(True) for _ in asks]
+            return [_GRANTED for _ in asks]
         answers = self._link.ask(*map(self._enqueue, asks))
         return [_enqueued(ask, answer) for ask, answer in zip(asks, answers, strict=True)]
 
@@ -266,7 +271,7 @@ def _asks_when_queued(span: Span) -> bool:
 
 def _enqueued(ask: Enqueue, answer: Any) -> Enqueued:
     if answer == 1:
-        return Enqueued(True)
+        return _GRANTED
     what, count, *hold = answer
     by = parse_hold(hold[0], ask.key.digest, *hold[1:3]) if hold else None
     if what == "refused":

@@ -7,7 +7,7 @@ checks; what is not said here is the real thing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -197,8 +197,8 @@ class RetryIsACall(Broken):
 
 
 class _IgnoresDelay(RedisLeaseStore):
-    def enqueue(self, ask: Enqueue) -> Enqueued:
-        return super().enqueue(replace(ask, hold=min(ask.hold, 0.5)))
+    def begin_enqueue(self, ask: Enqueue) -> Callable[[], Enqueued]:
+        return super().begin_enqueue(replace(ask, hold=min(ask.hold, 0.5)))
 
 
 class HoldIgnoresDelay(Broken):
@@ -207,8 +207,8 @@ class HoldIgnoresDelay(Broken):
 
 
 class _DropsAwaited(Admission):
-    def admit(self, call: Call) -> Permit:
-        return super().admit(replace(call, awaited=False))
+    def ask(self, call: Call) -> Callable[[], Permit]:
+        return super().ask(replace(call, awaited=False))
 
 
 class DropsAwaited(Broken):

@@ -431,7 +431,7 @@ def call(name: str = "c1", **fields: Any) -> Call:
 
 def test_first_call_is_admitted_in_one_round_trip(bench: Bench, admission: Admission) -> None:
     permit = admission.admit(call())
-    assert (permit.status, permit.publish, bench.leases.asked) == ("enqueued", True, ["enqueue"])
+    assert (permit.status, permit.publish, bench.leases.asked) == ("enqueued", True, ["begin_enqueue"])
 
 
 def test_second_call_is_told_who_holds_the_key(bench: Bench, admission: Admission) -> None:
@@ -494,7 +494,7 @@ def test_without_redis_calls_are_published_unguarded(bench: Bench, admission: Ad
 def test_hold_that_a_hung_redis_takes_when_it_wakes_does_not_suppress_the_next_call(
     bench: Bench, admission: Admission
 ) -> None:
-    bench.leases.away = {"enqueue"}
+    bench.leases.away = {"begin_enqueue"}
     first = call()
     admission.admit(first)
     bench.leases.away = set()

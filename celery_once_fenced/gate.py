@@ -1,0 +1,89 @@
+"""The producer that a call is handed to Celery with while Redis has yet to answer whether it may be published.
+
+Celery makes the message first and turns to its producer then.  So the answer comes while Celery is at work, and is waited
+for at the first use of the producer: without a permit no connection to the broker is taken and no signal is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+from celery_once_fenced.admission import Permit
+from celery_once_fenced.errors import DuplicateError, StoreUnavailableError
+
+__all__ = ["Gate", "NotAdmittedError"]
+
+
+class NotAdmittedError(Exception):
+    """The call is not to be published.  Seen by who opened the gate, and by what wraps Celery's ``apply_async``."""
+
+    def __init__(self, permit: Permit) -> None:
+        super().__init__(f"not published: {permit.status}")
+        self.permit = permit
+
+
+class Gate:
+    """Stands for the producer that ``producers`` gives, once ``ask`` has answered with a permit to publish.
+
+    ``stamp`` puts into the message's headers what the permit says.  To be used in a ``with`` block around what Celery does;
+    after it ``permit`` is known, unless the question failed.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Permit],
+        producers: Callable[[], AbstractContextManager[Any]],
+        stamp: Callable[[dict[str, Any], Permit], None],
+    ) -> None:
+        self.permit: Permit | None = None
+        self._ask = ask
+        self._asked = False
+        self._producers = producers
+        self._stamp = stamp
+        self._taken: AbstractContextManager[Any] | None = None
+        self._producer: Any = None
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if not self._asked:  # Celery failed before it mattered: what may be held must be known
+            with suppress(DuplicateError, StoreUnavailableError):
+                self._answer()
+        if self._taken is not None:
+            self._taken.__exit__(*error)
+
+    @property
+    def connection(self) -> Any:
+        """The connection to the broker: what Celery takes first."""
+        return self._admitted().connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._admitted(), name)
+
+    def publish(self, body: Any, *, headers: dict[str, Any], **how: Any) -> Any:
+        """As kombu's.  Raises ``NotAdmittedError``, and what the question raises."""
+        producer = self._admitted()
+        self._stamp(headers, self.passed())
+        return producer.publish(body, headers=headers, **how)
+
+    def passed(self) -> Permit:
+        """The permit to publish.  Raises ``NotAdmittedError``, and what the question raises."""
+        permit = self.permit or self._answer()
+        if not permit.publish:
+            raise NotAdmittedError(permit)
+        return permit
+
+    def _admitted(self) -> Any:
+        if self._producer is None:
+            self.passed()
+            self._taken = self._producers()
+            self._producer = self._taken.__enter__()
+        return self._producer
+
+    def _answer(self) -> Permit:
+        self._asked = True
+        self.permit = self._ask()
+        return self.permit

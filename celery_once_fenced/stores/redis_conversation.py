@@ -1,0 +1,182 @@
+"""One question on one connection: it is sent, and then answered in time, or sent a second time (E2).
+
+Between the two the caller may do something else, which does not count: an answer that came meanwhile is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+
+__all__ = ["PATIENCE", "Command", "Conversation", "Interruption", "Line", "sources"]
+
+Command = tuple[str | int, ...]
+Interruption = (redis.ConnectionError, redis.TimeoutError)
+IDLE = 1.0
+"""Seconds without use after which a connection is looked at before it is used: servers and proxies close idle ones."""
+MIN_TIMEOUT = 0.001
+PATIENCE = 0.45
+"""Of the timeout: how long one read may take by itself.  Less than half, so that two sendings keep the deadline."""
+sources: dict[str, str] = {}
+"""Text of every script in use, by its hash."""
+
+
+class Line:
+    """A connection, and when an answer came over it last."""
+
+    __slots__ = ("answered", "connection")
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.answered = float("-inf")
+
+    def disconnect(self) -> None:
+        self.connection.disconnect()
+
+
+class Conversation:
+    """``begin``, then ``end``, once each.  ``over`` takes the line back, also where either fails.
+
+    Raises ``redis.RedisError``: no answer until ``deadline``, which is at most ``timeout`` seconds away.  An error as an
+    answer is among the answers.
+    """
+
+    __slots__ = ("_again", "_clock", "_connection", "_first", "_left", "_line", "_over", "_sent", "_timeout")
+
+    def __init__(
+        self, line: Line, over: Callable[[Line], None], timeout: float, clock: Callable[[], float]
+    ) -> None:
+        self._line = line
+        self._connection = line.connection
+        self._over = over
+        self._timeout = timeout
+        self._clock = clock
+
+    def __del__(self) -> None:
+        """Whoever asked was interrupted: nobody may read this answer as that to the next question."""
+        if self._connection is not None:
+            self._break_off()
+
+    def begin(self, first: Sequence[Command], again: Sequence[Command], deadline: float) -> None:
+        """Send ``first``; ``again`` is what to send the second time."""
+        self._first, self._again = first, again
+        try:
+            if self._clock() - self._line.answered > IDLE:
+                self._ensure_open(deadline)
+            self._sent = self._try_to_send(deadline)
+        except BaseException:
+            self._break_off()
+            raise
+        self._left = deadline - self._clock()
+
+    def end(self) -> list[Any]:
+        """The answers, in the order of the commands."""
+        try:
+            answers = self._answers()
+        except BaseException:
+            self._break_off()
+            raise
+        self._line.answered = self._clock()
+        self._give_back()
+        return answers
+
+    # --- the connection -----------------------------------------------------------------------------------------------
+
+    def _break_off(self) -> None:
+        self._connection.disconnect()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self._connection = None
+        self._over(self._line)
+
+    def _ensure_open(self, deadline: float) -> None:
+        """A closed connection is found out before the question is sent, so that this costs no second sending."""
+        try:
+            self._connection.connect()  # nothing, where it is connected
+            if not self._connection.can_read(timeout=0):
+                return
+        except Interruption:
+            if self._clock() >= deadline:
+                raise
+        self._connect_again()
+
+    def _connect_again(self) -> None:
+        self._connection.disconnect()
+        self._connection.connect()
+
+    # --- question and answer ------------------------------------------------------------------------------------------
+
+    def _try_to_send(self, deadline: float) -> bool:
+        try:
+            self._send(self._first)
+        except Interruption:
+            if self._clock() >= deadline:
+                raise
+            return False
+        return True
+
+    def _answers(self) -> list[Any]:
+        now = self._clock()
+        deadline = now + self._left
+        try:
+            answers = self._read_all(self._first, now + self._left / 2) if self._sent else None
+            if answers is not None and not any(_is_from_a_replica(answer) for answer in answers):
+                return answers
+        except Interruption:
+            if self._clock() >= deadline:
+                raise
+        self._connect_again()
+        return self._exchange(self._again, deadline)
+
+    def _exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
+        self._send(commands)
+        return self._read_all(commands, deadline)
+
+    def _send(self, commands: Sequence[Command]) -> None:
+        self._connection.send_packed_command([_packed(commands)], check_health=False)
+
+    def _read_all(self, commands: Sequence[Command], deadline: float) -> list[Any]:
+        answers = [self._read(deadline) for _ in commands]
+        unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            told = self._exchange([_with_source(commands[i]) for i in unknown], deadline)
+            for i, answer in zip(unknown, told, strict=True):
+                answers[i] = answer
+        return answers
+
+    def _read(self, deadline: float) -> Any:
+        left = deadline - self._clock()
+        # The connection's own timeout bounds a read where as much is left; only late ones are watched.
+        if left < self._timeout * PATIENCE and not self._connection.can_read(timeout=max(left, MIN_TIMEOUT)):
+            raise redis.TimeoutError(f"no answer within {self._timeout:g} s")
+        try:
+            return self._connection.read_response()
+        except ResponseError as error:
+            return error
+
+
+def _with_source(command: Command) -> Command:
+    return ("EVAL", sources[str(command[1])], *command[2:])
+
+
+def _packed(commands: Sequence[Command]) -> bytes:
+    """In the protocol's own form; half a character, which no text should have, becomes ``?`` as redis-py would do."""
+    parts = []
+    for command in commands:
+        parts.append(f"*{len(command)}\r\n")
+        for part in command:
+            text = part if isinstance(part, str) else f"{part:d}"
+            size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+            parts.append(f"${size}\r\n{text}\r\n")
+    return "".join(parts).encode("utf-8", "replace")
+
+
+def _is_from_a_replica(answer: object) -> bool:
+    """Redis 6.2 wraps what a command in a script was answered."""
+    return isinstance(answer, ReadOnlyError) or (
+        isinstance(answer, ResponseError) and "-READONLY" in str(answer)
+    )

@@ -1,0 +1,299 @@
+"""A call is made into a message while Redis answers whether it may be published: nothing passes without the answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, Task, signals
+from celery.backends.cache import CacheBackend
+from kombu.exceptions import OperationalError
+from kombu.messaging import Producer
+
+from celery_once_fenced import DuplicateError, Once, SingletonTask, StoreUnavailableError
+from celery_once_fenced.header import HEADER
+from celery_once_fenced.runtime import runtime_of
+from example_project.servers import RedisServer, Servers, start_redis
+
+TIMEOUT = 0.5
+
+
+class CopiesHeaders:
+    """What instrumentation does around ``Task.apply_async``: it passes on headers of its own making."""
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        headers = {"traceparent": "00-1-2-01", **(options.pop("headers", None) or {})}
+        return super().apply_async(*args, headers=headers, **options)  # type: ignore[misc]
+
+
+class Traced(SingletonTask, CopiesHeaders, Task):
+    abstract = True
+
+
+@pytest.fixture
+def app(servers: Servers, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    monkeypatch.setattr("celery_once_fenced.runtime._database_factory", None)
+    with made(servers.redis_url, namespace) as app:
+        yield app
+
+
+@contextmanager
+def made(
+    redis_url: str, namespace: str, *, broker: str = "memory://", timeout: float = 20
+) -> Iterator[Celery]:
+    with Celery("gate", broker=broker, backend="cache+memory://", set_as_current=False) as app:
+        app.conf.once_fenced = {"redis_url": redis_url, "namespace": namespace, "socket_timeout": timeout}
+        app.conf.task_default_queue = f"q{uuid.uuid4().hex}"  # the memory broker is one for the whole process
+        yield app
+        runtime_of(app).close()
+
+
+def declared(app: Celery, base: type = SingletonTask, **options: Any) -> Any:
+    @app.task(name="shop.refresh", base=base, shared=False, **options)
+    def refresh(order_id: int) -> None: ...
+
+    return refresh
+
+
+def held(app: Celery) -> list[str]:
+    return [hold.task_id for hold in runtime_of(app).leases.holds()]
+
+
+def queued(app: Celery) -> list[Any]:
+    """The messages in the queue, which they leave."""
+    with (
+        app.connection_for_read() as connection,
+        connection.SimpleQueue(app.conf.task_default_queue) as queue,
+    ):
+        found = []
+        while queue.qsize():
+            found.append(queue.get(block=False))
+            found[-1].ack()
+        return found
+
+
+@contextmanager
+def told(*names: str) -> Iterator[list[str]]:
+    """Which of these signals of Celery are sent, in order."""
+    heard: list[str] = []
+    receivers = {name: lambda name=name, **_: heard.append(name) for name in names}
+    for name, receiver in receivers.items():
+        getattr(signals, name).connect(receiver, weak=False)
+    try:
+        yield heard
+    finally:
+        for name, receiver in receivers.items():
+            getattr(signals, name).disconnect(receiver)
+
+
+def test_only_what_is_published_is_announced(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[str] = []
+    monkeypatch.setattr(CacheBackend, "on_task_call", lambda _, producer, task_id: expected.append(task_id))
+    task = declared(app)
+    with told("before_task_publish", "after_task_publish") as heard:
+        first, second = task.delay(1), task.delay(1)
+    assert (first.outcome.status, second.outcome.status) == ("enqueued", "duplicate")
+    assert heard == ["before_task_publish", "after_task_publish"]
+    assert expected == [first.id]
+    assert len(queued(app)) == 1
+
+
+def test_a_duplicate_needs_no_broker(servers: Servers, namespace: str) -> None:
+    with made(servers.redis_url, namespace) as app:
+        first = declared(app).delay(1)
+        with made(servers.redis_url, namespace, broker="redis://127.0.0.1:1/0") as cut_off:
+            cut_off.conf.task_publish_retry = False
+            task = declared(cut_off)
+            assert task.delay(1).id == first.id
+            with pytest.raises(OperationalError):
+                task.delay(2)
+        assert held(app) == [first.id]  # E11
+
+
+@pytest.mark.parametrize("option", ["producer", "publisher", "connection"])
+def test_the_producer_of_the_caller_publishes_what_is_admitted(
+    app: Celery, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published_over: list[Any] = []
+    publish = Producer.publish
+    monkeypatch.setattr(
+        Producer,
+        "publish",
+        lambda self, *args, **how: published_over.append(self.connection) or publish(self, *args, **how),
+    )
+    task = declared(app)
+    with app.connection_for_write() as connection:
+        given = {option: connection if option == "connection" else app.amqp.Producer(connection)}
+        results = [task.apply_async((1,), **given) for _ in range(3)]
+        assert published_over == [connection]
+    assert [result.outcome.status for result in results] == ["enqueued", "duplicate", "duplicate"]
+    assert [message.headers["id"] for message in queued(app)] == [results[0].id]
+
+
+def test_an_option_that_celery_refuses_leaves_no_hold(app: Celery) -> None:
+    app.conf.task_create_missing_queues = False
+    task = declared(app)
+    with pytest.raises(Exception, match="nowhere"):
+        task.apply_async((1,), queue="nowhere")
+    assert held(app) == []
+    assert task.delay(1).outcome.status == "enqueued"
+
+
+def test_a_refused_call_with_such_an_option_leaves_the_holder_alone(app: Celery) -> None:
+    app.conf.task_create_missing_queues = False
+    task = declared(app)
+    first = task.delay(1)
+    with pytest.raises(Exception, match="nowhere"):
+        task.apply_async((1,), queue="nowhere")
+    assert held(app) == [first.id]
+
+
+@pytest.mark.parametrize("base", [SingletonTask, Traced])
+def test_what_the_answer_says_is_in_the_message(app: Celery, base: type) -> None:
+    """Under ``replace`` the call gets its number from Redis (E13), whatever stands between the task and Celery."""
+    task = declared(app, base, once=Once(on_duplicate="replace"))
+    for _ in range(2):
+        task.delay(1)
+    first, second = (message.headers[HEADER]["seq"] for message in queued(app))
+    assert 0 < first < second
+
+
+def test_an_awaited_duplicate_says_whose_answer_it_wants(app: Celery) -> None:
+    task = declared(app)
+    first = task.delay(1)
+    awaiting = task.apply_async((1,), link=task.si(2))
+    assert awaiting.outcome.status == "awaiting"
+    assert [message.headers[HEADER].get("from") for message in queued(app)] == [None, first.id]
+
+
+def test_an_error_that_the_policy_asks_for_is_raised(app: Celery) -> None:
+    task = declared(app, once=Once(on_duplicate="raise"))
+    first = task.delay(1)
+    with pytest.raises(DuplicateError, match=first.id):
+        task.delay(1)
+    assert (held(app), len(queued(app))) == ([first.id], 1)
+
+
+def slow_to_make(seconds: float) -> type[SingletonTask]:
+    class Slow(SingletonTask):
+        abstract = True
+
+        def shadow_name(self, args: Any, kwargs: Any, options: Any) -> None:
+            time.sleep(seconds)
+
+    return Slow
+
+
+def test_the_time_that_the_message_takes_is_not_the_servers(servers: Servers, namespace: str) -> None:
+    with made(servers.redis_url, namespace, timeout=TIMEOUT) as app:
+        task = declared(app, slow_to_make(2 * TIMEOUT))
+        assert [task.delay(1).outcome.status for _ in range(2)] == ["enqueued", "duplicate"]
+
+
+def test_a_server_that_hangs_meanwhile_is_waited_for_no_longer(namespace: str) -> None:
+    with start_redis() as server, made(server.url, namespace, timeout=TIMEOUT) as app:
+        task = declared(app)
+        task.delay(1)
+        server.pause()
+        try:
+            began = time.monotonic()
+            assert task.delay(2).outcome.status == "unguarded"
+            assert time.monotonic() - began < 3 * TIMEOUT
+        finally:
+            server.resume()
+
+
+def test_no_store_no_call_where_the_policy_says_so(namespace: str) -> None:
+    with start_redis() as server, made(server.url, namespace, timeout=TIMEOUT) as app:
+        task = declared(app, once=Once(on_store_error="raise"))
+        task.delay(1)
+        server.pause()
+        try:
+            with pytest.raises(StoreUnavailableError):
+                task.delay(2)
+        finally:
+            server.resume()
+        assert len(queued(app)) == 1
+
+
+# --- interrupted ------------------------------------------------------------------------------------------------------
+
+
+class Interrupted(BaseException):
+    """As Ctrl-C, or a time limit."""
+
+
+def interrupting() -> type[SingletonTask]:
+    class Interrupting(SingletonTask):
+        abstract = True
+
+        def shadow_name(self, args: Any, kwargs: Any, options: Any) -> None:
+            if args[0] < 0:
+                raise Interrupted
+
+    return Interrupting
+
+
+def test_an_interruption_between_question_and_answer_leaves_no_hold(app: Celery) -> None:
+    task = declared(app, interrupting())
+    with pytest.raises(Interrupted):
+        task.delay(-1)
+    assert held(app) == []
+    assert [task.delay(1).outcome.status for _ in range(2)] == ["enqueued", "duplicate"]
+
+
+def test_an_answer_that_nobody_read_is_not_the_answer_to_the_next_question(app: Celery) -> None:
+    store = runtime_of(app).leases
+    task = declared(app)
+    task.delay(1)
+    for _ in range(100):  # twice as many as there are connections
+        store._link.send(("ECHO", "of another"))  # type: ignore[attr-defined]
+    assert task.delay(1).outcome.status == "duplicate"
+    assert store._link.ask(("ECHO", "mine")) == ["mine"]  # type: ignore[attr-defined]
+
+
+def test_questions_that_are_under_way_at_once_keep_their_answers(app: Celery) -> None:
+    link = runtime_of(app).leases._link  # type: ignore[attr-defined]
+    asked = [link.send(("ECHO", str(number))) for number in range(10)]
+    assert [answer() for answer in reversed(asked)] == [[str(number)] for number in reversed(range(10))]
+
+
+def test_many_threads_and_few_connections(servers: Servers, namespace: str) -> None:
+    """A question that is under way keeps its connection until Celery has made the message: nobody starves for it."""
+    with made(servers.redis_url, namespace) as app:
+        task = declared(app, slow_to_make(0.01))
+        statuses: list[str] = []
+
+        def call() -> None:
+            statuses.extend(task.delay(number).outcome.status for number in range(10))
+
+        threads = [threading.Thread(target=call) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(statuses) == ["duplicate"] * 990 + ["enqueued"] * 10
+
+
+# --- a connection that was closed -------------------------------------------------------------------------------------
+
+
+def dropped(server: RedisServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+
+@pytest.mark.parametrize("idle", [0.0, 1.2])
+def test_a_connection_that_the_server_closed(namespace: str, idle: float) -> None:
+    with start_redis() as server, made(server.url, namespace) as app:
+        task = declared(app)
+        task.delay(1)
+        dropped(server)
+        time.sleep(idle)
+        assert task.delay(1).outcome.status == "duplicate"
