@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from psycopg import sql
 from celery_once_fenced.stores.postgres_schema import schema_sql
 from example_project.servers import POSTGRES_VARIABLE, REDIS_VARIABLE
 
-__all__ = ["Wire", "database", "install_schema", "redis_url", "workers"]
+__all__ = ["database", "install_schema", "redis_url", "workers"]
 
 
 def redis_url(number: int) -> str:
@@ -28,25 +27,6 @@ def redis_url(number: int) -> str:
 
 def postgres_url() -> str:
     return os.environ[POSTGRES_VARIABLE]
-
-
-class Wire:
-    """A connection to the Redis server and nothing on top of it: what a round trip costs at the least."""
-
-    def __init__(self) -> None:
-        server = urlsplit(os.environ[REDIS_VARIABLE])
-        self._socket = socket.create_connection((server.hostname, server.port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if server.password:
-            self._say(f"AUTH {server.username or 'default'} {server.password}")
-
-    def ping(self) -> None:
-        self._say("PING")
-
-    def _say(self, line: str) -> None:
-        self._socket.sendall(f"{line}\r\n".encode())
-        answer = self._socket.recv(4096)
-        assert answer.startswith(b"+"), answer
 
 
 @contextmanager

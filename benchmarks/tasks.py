@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import psycopg
@@ -12,28 +13,49 @@ from celery_heimdall import HeimdallTask
 from celery_once import QueueOnce
 from celery_singleton import Singleton
 
-from benchmarks.stage import Wire, redis_url
+from benchmarks.stage import redis_url
+from benchmarks.wire import NAMESPACE, Wire, question
 from celery_once_fenced import FencedTask, Once, SingletonTask
+from celery_once_fenced.keys import Key
+from celery_once_fenced.policy import SPANS
+from celery_once_fenced.runtime import runtime_of
+from celery_once_fenced.stores import End, Enqueue, Enqueued, Start
 
 BROKER, BACKEND, LOCKS, NOTES = (redis_url(number) for number in (4, 5, 6, 7))
 
-app = Celery("benchmarks", broker=BROKER, backend=BACKEND)
-app.conf.once_fenced = {
-    "redis_url": LOCKS,
-    "namespace": "bench",
-    "socket_timeout": 5.0,  # a busy machine must not turn a guarded call into an unguarded one
-    "postgres_url": os.environ["ONCE_FENCED_POSTGRES_URL"],
-}
-app.conf.ONCE = {
-    "backend": "celery_once.backends.Redis",
-    "settings": {"url": LOCKS, "default_timeout": 3600},
-}
-app.conf.singleton_backend_url = LOCKS
-app.conf.singleton_lock_expiry = 3600
-app.conf.broker_connection_retry_on_startup = True
-app.conf.task_ignore_result = True
-app.conf.task_default_queue = "bench"
-app.conf.worker_prefetch_multiplier = 100
+
+def _app(name: str) -> Celery:
+    made = Celery(name, broker=BROKER, backend=BACKEND)
+    made.conf.once_fenced = {
+        "redis_url": LOCKS,
+        "namespace": NAMESPACE,
+        "socket_timeout": 5.0,  # a busy machine must not turn a guarded call into an unguarded one
+        "postgres_url": os.environ["ONCE_FENCED_POSTGRES_URL"],
+    }
+    made.conf.ONCE = {
+        "backend": "celery_once.backends.Redis",
+        "settings": {"url": LOCKS, "default_timeout": 3600},
+    }
+    made.conf.singleton_backend_url = LOCKS
+    made.conf.singleton_lock_expiry = 3600
+    made.conf.broker_connection_retry_on_startup = True
+    made.conf.task_ignore_result = True
+    made.conf.task_default_queue = "bench"
+    made.conf.worker_prefetch_multiplier = 100
+    return made
+
+
+class AnswersAtOnce:
+    """In the place of Redis: takes every key, so that what is left is the plugin's own work."""
+
+    def begin_enqueue(self, asks: Sequence[Enqueue]) -> Callable[[], list[Enqueued]]:
+        answers = [Enqueued(True)] * len(asks)
+        return lambda: answers
+
+
+app, alone = _app("benchmarks"), _app("benchmarks.alone")
+runtime_of(alone).__dict__["leases"] = AnswersAtOnce()
+app.set_current()
 
 
 class Heimdall(HeimdallTask):
@@ -48,24 +70,40 @@ def _wait(number: int, milliseconds: float = 0) -> None:  # noqa: ARG001  # it m
         time.sleep(milliseconds / 1000)
 
 
-def _task(name: str, base: type[Task] = Task, **options: object) -> Task:
-    made: Task = app.task(name=f"bench.{name}", base=base, **options)(_wait)
+def _task(name: str, base: type[Task] = Task, app: Celery = app, **options: object) -> Task:
+    made: Task = app.task(name=f"bench.{name}", base=base, shared=False, **options)(_wait)
     return made
 
 
 def _ask(number: int) -> None:  # noqa: ARG001  # as above
-    wires().ping()
-    wires().ping()
+    for asked in questions():
+        wire().ask(asked)
 
 
 def _ask_both(number: int) -> None:
     _ask(number)
+    wire().ping()
     ledger().execute("select 1")
 
 
 @cache
-def wires() -> Wire:
-    return Wire()
+def wire() -> Wire:
+    return Wire(LOCKS)
+
+
+@cache
+def questions() -> tuple[bytes, bytes]:
+    """How a run of ``guarded`` starts and ends, always the same one."""
+    key, delivery, holder, task_id = (
+        Key("0" * 64, "bench.guarded:number=123456789"),
+        "d" * 32,
+        "h" * 32,
+        "t" * 36,
+    )
+    span, where, task = SPANS["until_executed"], "bench0@host", "bench.guarded"
+    start = Start(key, task, span, key.digest, delivery, holder, task_id, where, 60.0, redelivery=False)
+    end = End(key, task, key.digest, delivery, holder, task_id, held=0.001)
+    return question(lambda store: store.start(start)), question(lambda store: store.end(end))
 
 
 @cache
@@ -75,6 +113,7 @@ def ledger() -> psycopg.Connection:
 
 bare = _task("bare")
 guarded = _task("guarded", SingletonTask)
+unasked = _task("guarded", SingletonTask, app=alone)
 executing = _task("executing", SingletonTask, once=Once(unique="until_executing"))
 asking = app.task(name="bench.asking")(_ask)
 asking_both = app.task(name="bench.asking_both")(_ask_both)

@@ -57,6 +57,9 @@ class Permit:
         return self.status in ("enqueued", "replaced")
 
 
+Answer = Enqueued | StoreUnavailableError
+
+
 class Admission:
     """Admits calls to the broker.  One per app and process; safe in threads."""
 
@@ -73,38 +76,34 @@ class Admission:
         return self.ask(call)()
 
     def ask(self, call: Call) -> Callable[[], Permit]:
-        """Send the question, and go on; what is returned waits for the permit, and raises as :meth:`admit` does.
+        """The same for who has something to do meanwhile: what is returned waits for the permit, or raises.
 
         It is to be called, and once.
         """
-        try:
-            self._arrears.pay()
-            answer = self._leases.begin_enqueue(call.question)
-        except StoreUnavailableError as error:
-            return partial(self._unguarded, call, error)
-        return partial(self._answered, call, answer)
+        answers = self._begin([call])
+        return lambda: self._answered(call, answers()[0])
 
-    def admit_many(self, calls: Sequence[Call]) -> list[Permit | Exception]:
+    def ask_many(self, calls: Sequence[Call]) -> Callable[[], list[Permit | Exception]]:
         """The same for many calls, in one round trip; what would be raised is answered in the call's place (E18)."""
-        try:
-            self._arrears.pay()
-            answers = self._leases.enqueue_many([call.question for call in calls])
-        except StoreUnavailableError as error:
-            return [_or_error(self._unguarded, call, error) for call in calls]
-        return [
-            _or_error(self._permit if not self._blocked(call, answer) else self._ask_again, call, answer)
-            for call, answer in zip(calls, answers, strict=True)
+        answers = self._begin(calls)
+        return lambda: [
+            _or_error(self._answered, call, answer) for call, answer in zip(calls, answers(), strict=True)
         ]
 
-    def _ask_again(self, call: Call, _answer: Enqueued) -> Permit:
-        return self.admit(call)
-
-    def _answered(self, call: Call, answer: Callable[[], Enqueued]) -> Permit:
+    def _begin(self, calls: Sequence[Call]) -> Callable[[], Sequence[Answer]]:
         try:
-            said = self._past_revoked(call, answer())
+            self._arrears.pay()
+            answers = self._leases.begin_enqueue([call.question for call in calls])
         except StoreUnavailableError as error:
-            return self._unguarded(call, error)
-        return self._permit(call, said)
+            return partial(_each, calls, error)
+        return partial(_each_or_error, calls, answers)
+
+    def _answered(self, call: Call, answer: Answer) -> Permit:
+        try:
+            said = self._past_revoked(call, answer)
+        except StoreUnavailableError as error:
+            said = error
+        return self._permit(call, said) if isinstance(said, Enqueued) else self._unguarded(call, said)
 
     def _permit(self, call: Call, answer: Enqueued) -> Permit:
         if not answer.granted:
@@ -113,9 +112,9 @@ class Admission:
             return self._replaced(call, answer)
         return Permit("enqueued", "free", seq=answer.seq)
 
-    def _past_revoked(self, call: Call, answer: Enqueued) -> Enqueued:
-        """The answer, where a revoked call's hold was in the way the one without it (E15)."""
-        if not self._blocked(call, answer) or answer.by is None:
+    def _past_revoked(self, call: Call, answer: Answer) -> Answer:
+        """The answer; where the hold of a revoked call was in the way, the one without it (E15)."""
+        if not isinstance(answer, Enqueued) or not self._blocked(call, answer) or answer.by is None:
             return answer
         self._leases.release(call.question.key.digest, "q", answer.by.holder)
         return self._leases.enqueue(call.question)
@@ -207,6 +206,17 @@ class Admission:
         except StoreUnavailableError as error:
             emit("store.failed", operation="extend", key=question.key.digest, why=str(error))
             return None
+
+
+def _each(calls: Sequence[Call], error: StoreUnavailableError) -> list[Answer]:
+    return [error for _ in calls]
+
+
+def _each_or_error(calls: Sequence[Call], answers: Callable[[], list[Enqueued]]) -> Sequence[Answer]:
+    try:
+        return answers()
+    except StoreUnavailableError as error:
+        return _each(calls, error)
 
 
 def _or_error(decide: Callable[..., Permit], *about: Any) -> Permit | Exception:

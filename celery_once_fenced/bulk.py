@@ -1,8 +1,12 @@
-"""Many calls of one task at once: asked for in batches of one round trip, published one by one (E18)."""
+"""Many calls of one task at once: asked for in batches of one round trip, published one by one (E18).
+
+While one batch is published, Redis answers for the next.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,8 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["NotSent", "run_many", "send_many"]
 
-BATCH = 500
-"""Calls for each round trip: a few milliseconds of a Redis that others use, too."""
+BATCH = 250
+"""Calls for each round trip: a few milliseconds of a Redis that others use, too.  Those of two are held unpublished."""
+Waiting = Callable[[], list[Any]]
+"""A batch that was asked for: it waits for the answers, publishes, and gives the results."""
 Item = tuple[Sequence[Any] | None, Mapping[str, Any] | None]
 T = TypeVar("T")
 
@@ -40,7 +46,8 @@ def send_many(task: SingletonTask, items: Iterable[Item], options: Mapping[str, 
     items = list(items)
     with task.app.producer_pool.acquire(block=True) as producer:
         shared = {**options, "producer": producer}
-        return [result for batch in _batches(items, BATCH) for result in _send_batch(task, batch, shared)]
+        asked = (_ask_for(task, batch, shared) for batch in _batches(items, BATCH))
+        return [result for results in _one_ahead(asked) for result in results()]
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -49,14 +56,32 @@ def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _send_batch(task: SingletonTask, batch: Sequence[Item], options: Mapping[str, Any]) -> list[Any]:
+def _one_ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same, each one after the next was made."""
+    before = list(islice(items, 1))
+    for item in items:
+        yield from before
+        before = [item]
+    yield from before
+
+
+def _ask_for(task: SingletonTask, batch: Sequence[Item], options: Mapping[str, Any]) -> Waiting:
     calls = [_or_error(_arguments, item) for item in batch]
     publications = [_publication(task, call, options) for call in calls]
     drafts = [
         call if isinstance(call, Exception) else _or_error(publication.draft)
         for call, publication in zip(calls, publications, strict=True)
     ]
-    permits = iter(task.blueprint.runtime.admission.admit_many(list(_calls(drafts))))
+    answers = task.blueprint.runtime.admission.ask_many(list(_calls(drafts)))
+    return partial(_complete_all, publications, drafts, answers)
+
+
+def _complete_all(
+    publications: Sequence[Publication],
+    drafts: Sequence[Any],
+    answers: Callable[[], list[Permit | Exception]],
+) -> list[Any]:
+    permits = iter(answers())
     return [
         _complete(publication, draft, permits)
         for publication, draft in zip(publications, drafts, strict=True)

@@ -40,6 +40,8 @@ COMPLETE = """
 update job set state = 'succeeded', result = %s, finished_at = now()
  where digest = %s and state = 'running' and token = %s returning 1
 """
+OUTCOME = (1, "null", None, 3600, 4000)
+"""Attempt, result, why there is none, and the seconds for which it is kept."""
 CLAIMED = f"select token from once_fenced_claim_v1({', '.join(['%s'] * 16)})"
 
 
@@ -64,7 +66,7 @@ def fenced(url: str) -> Callable[[int], object]:
     from kombu.utils import json
 
     ledger, where = PostgresLedgerStore(url), PsycopgDatabase(url)
-    correctness = Correctness(ledger, where, (json.dumps, json.loads), _no_post(), **_namespace())
+    correctness = Correctness(ledger, where, (json.dumps, json.loads), _no_post(), namespace="bench")
     policy = resolve([Once(tier="correctness", replay_for="1h")], task="bench.fenced")
     run = secrets.token_hex(8)
 
@@ -83,26 +85,43 @@ def fenced(url: str) -> Callable[[int], object]:
 def at_best(url: str) -> Callable[[int], object]:
     """The functions of the correctness tier over bare libpq: prepared, in four round trips, and nothing around them."""
     claims, bodies = Bare(url, claim=CLAIMED), Bare(url, begin=BEGIN_SQL, write=WRITE, complete=COMPLETE_SQL)
-    run = secrets.token_hex(8)
 
     def job(number: int) -> None:
-        digest, key = secrets.token_bytes(32), f"job:{run}:{number}".ljust(60, "x")
-        resource, holder, task_id = f"{key}#{digest.hex()}", secrets.token_hex(16), secrets.token_hex(16)
-        call = (digest, key, "bench.fenced", "bench.fenced", task_id, digest, resource, holder)
-        (claimed,) = claims.together(("claim", *call, "worker@host", 60, 5, "hold", 4000, None, task_id, ""))
+        digest, key, resource, holder, claim = _claim(number)
+        (claimed,) = claims.together(("claim", *claim))
         token = int(claimed.get_value(0, 0))
         bodies.together(("open",), ("begin", resource, token, holder))
         bodies.together(("write", digest, key))
-        outcome = ("null", None, 3600, 4000)
-        bodies.together(("complete", digest, resource, token, holder, 1, *outcome), ("commit",))
+        bodies.together(("complete", digest, resource, token, holder, *OUTCOME), ("commit",))
 
     return job
 
 
-def _namespace() -> dict[str, str]:
-    import inspect
+def through_psycopg(url: str) -> Callable[[int], object]:
+    """The same as plain psycopg sends it."""
+    claims, bodies = (psycopg.connect(url, autocommit=True) for _ in range(2))
 
-    return {"namespace": "bench"} if "namespace" in inspect.signature(Correctness).parameters else {}
+    def job(number: int) -> None:
+        digest, key, resource, holder, claim = _claim(number)
+        claimed = claims.execute(CLAIMED, claim).fetchone()
+        assert claimed is not None
+        with bodies.transaction():
+            bodies.execute(BEGIN_SQL, (resource, claimed[0], holder))
+            bodies.execute(WRITE, (digest, key))
+            bodies.execute(COMPLETE_SQL, (digest, resource, claimed[0], holder, *OUTCOME))
+
+    return job
+
+
+RUN = secrets.token_hex(8)
+
+
+def _claim(number: int) -> tuple[bytes, str, str, str, tuple[Any, ...]]:
+    """Digest, key, resource, holder, and the parameters of a claim."""
+    digest, key = secrets.token_bytes(32), f"job:{RUN}:{number}".ljust(60, "x")
+    resource, holder, task_id = f"{key}#{digest.hex()}", secrets.token_hex(16), secrets.token_hex(16)
+    call = (digest, key, "bench.fenced", "bench.fenced", task_id, digest, resource, holder)
+    return digest, key, resource, holder, (*call, "worker@host", 60, 5, "hold", 4000, None, task_id, "")
 
 
 def _no_post() -> Any:
@@ -134,18 +153,25 @@ def _execution(policy: Any, key: Key, resource: str) -> Execution:
     )
 
 
+MAKERS = {
+    "two commits by hand": by_hand,
+    "fenced": fenced,
+    AT_BEST: at_best,
+    "the same functions through psycopg": through_psycopg,
+}
+
+
 def one(effort: Effort) -> Comparison:
     with database("correctness") as url:
         _install(url)
-        ways = {"two commits by hand": by_hand(url), "fenced": fenced(url), AT_BEST: at_best(url)}
+        ways = {name: make(url) for name, make in MAKERS.items()}
         return compare(ways, rounds=effort.rounds, calls=effort.calls)
 
 
 def four(effort: Effort) -> Comparison:
     with database("correctness") as url:
         _install(url)
-        makers = {"two commits by hand": by_hand, "fenced": fenced, AT_BEST: at_best}
-        crews = {name: _Crew(make, url) for name, make in makers.items()}
+        crews = {name: _Crew(make, url) for name, make in MAKERS.items()}
         try:
             ways = {name: lambda _, crew=crew: crew.work(effort.calls) for name, crew in crews.items()}
             compared = compare(ways, rounds=effort.rounds, calls=1, size=effort.calls * CLIENTS)

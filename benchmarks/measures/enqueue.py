@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import uuid
 from typing import Any
 
 from benchmarks.measure import Comparison, Effort, Goal, Measure, Way, compare
-from benchmarks.stage import Wire
+from benchmarks.wire import question
+from celery_once_fenced.bulk import BATCH
+from celery_once_fenced.header import HEADER, Header
+from celery_once_fenced.keys import Key, new_id
+from celery_once_fenced.stores import Enqueue
 
 __all__ = ["DUPLICATE", "MANY", "NEW"]
 
+UNASKED = "guarded task, Redis left out"
+ASKING = "bare task and its question"
+ANSWERED = "the question and Celery's result"
 MESSAGE = 900  # bytes, about what Celery publishes for these tasks
 
 
@@ -51,40 +59,57 @@ def _emptied(ways: dict[str, Way], effort: Effort, **instead: int) -> Comparison
 
 
 def new(effort: Effort) -> Comparison:
-    from benchmarks.tasks import PEERS, bare, guarded
+    from benchmarks.tasks import PEERS, bare, guarded, unasked
 
     ways = {"bare task": _fresh(bare), "guarded task": _fresh(guarded)}
     ways |= {name: _fresh(task) for name, task in PEERS.items()}
-    ways |= {"bare task and a round trip": _after_a_round_trip(_fresh(bare))}
-    return _emptied(ways | {"raw clients": _raw(held=False)}, effort)
+    ways |= {UNASKED: _fresh(unasked), ASKING: _asking(), "raw clients": _raw(held=False)}
+    return _emptied(ways, effort)
 
 
-def _after_a_round_trip(call: Way) -> Way:
-    """The least that anything can cost that asks a server before it publishes: ``PING`` on a plain socket."""
-    wire = Wire()
+def _question(task: Any, digest: str) -> tuple[bytes, dict[str, Any]]:
+    """What a guarded call asks, as bytes, and the header that it puts into the message."""
+    key, delivery, task_id = Key(digest, "bench.guarded:number=123456789"), new_id(), str(uuid.uuid4())
+    policy = task.blueprint.policy
+    ask = Enqueue(key, task.name, policy.span, delivery, task_id, policy.hold, patience=policy.lease)
+    return question(lambda store: store.enqueue(ask)), {HEADER: Header(key=key, delivery=delivery).dump()}
 
-    def both(number: int) -> None:
-        wire.ping()
-        call(number)
 
-    return both
+def _asking() -> Way:
+    """The same question, sent before Celery makes the same message and answered meanwhile, and nothing else."""
+    from benchmarks.tasks import bare, guarded, wire
+
+    nobody, first = "0" * 64, secrets.randbelow(1 << 30) << 30
+    asked, headers = _question(guarded, nobody)
+
+    def call(number: int) -> None:
+        wire().send(asked.replace(nobody.encode(), b"%064x" % (first + number)))
+        bare.apply_async((first + number,), headers=headers)
+        wire().receive()
+
+    return call
 
 
 def duplicate(effort: Effort) -> Comparison:
-    from benchmarks.tasks import PEERS, bare, guarded
+    from benchmarks.tasks import PEERS, bare, guarded, wire
 
     ways: dict[str, Way] = {"bare task": _fresh(bare)}
     for name, task in itertools.chain([("guarded task", guarded)], PEERS.items()):
         task.delay(-1)
         ways[name] = lambda _, task=task: task.delay(-1)  # type: ignore[misc]
-    wire = Wire()
-    ways["a round trip alone"] = lambda _: wire.ping()
-    return _emptied(ways | {"raw clients": _raw(held=True)}, effort)
+    asked, _ = _question(guarded, "0" * 64)
+
+    def ask(_: int) -> None:
+        wire().ask(asked)
+        bare.AsyncResult("t" * 36)
+
+    wire().ask(asked)
+    return _emptied(ways | {ANSWERED: ask, "raw clients": _raw(held=True)}, effort)
 
 
 def many(effort: Effort) -> Comparison:
     """The same calls, one after the other and as one."""
-    from benchmarks.tasks import bare, guarded
+    from benchmarks.tasks import bare, guarded, wire
 
     size = 1000 if effort.quick else 10_000
     base = secrets.randbelow(1 << 30) << 30
@@ -99,12 +124,22 @@ def many(effort: Effort) -> Comparison:
         for args, kwargs in calls:
             task.apply_async(args, kwargs)
 
+    asked, _ = _question(guarded, "0" * 64)
+    wire().ask(asked)
+
+    def answered() -> None:
+        for _ in range(size // BATCH):
+            wire().ask(asked * BATCH, answers=BATCH)
+            for _ in range(BATCH):
+                bare.AsyncResult("t" * 36)
+
     ways: dict[str, Way] = {
         "new keys, one by one": lambda turn: one_by_one(fresh(turn, 0)),
         "new keys, apply_many": lambda turn: guarded.apply_many(fresh(turn, 1)),
         "duplicates, one by one": lambda _: one_by_one(held),
         "duplicates, apply_many": lambda _: guarded.apply_many(held),
         "bare tasks, one by one": lambda turn: one_by_one(fresh(turn, 0), bare),
+        "duplicates, over a plain socket": lambda _: answered(),
     }
     return _emptied(ways, effort, rounds=3 if effort.quick else 5, calls=1, size=size)
 
@@ -117,7 +152,7 @@ NEW = Measure(
     unit="µs",
     run=new,
     goals=(
-        Goal("guarded task", "bare task", most=1.25, most_in_python=1.35, floor="bare task and a round trip"),
+        Goal("guarded task", "bare task", most=1.25, most_in_python=1.35, floor=ASKING),
         *(Goal("guarded task", peer, most=1.0) for peer in BELOW),
     ),
     parsers=("hiredis", "python"),
@@ -128,7 +163,7 @@ DUPLICATE = Measure(
     unit="µs",
     run=duplicate,
     goals=(
-        Goal("guarded task", "bare task", most=0.25, most_in_python=0.35, floor="a round trip alone"),
+        Goal("guarded task", "bare task", most=0.25, most_in_python=0.35, floor=ANSWERED),
         *(Goal("guarded task", peer, most=0.6) for peer in BELOW),
     ),
     parsers=("hiredis", "python"),
@@ -140,7 +175,12 @@ MANY = Measure(
     run=many,
     goals=(
         Goal("new keys, apply_many", "new keys, one by one", most=0.5, floor="bare tasks, one by one"),
-        Goal("duplicates, apply_many", "duplicates, one by one", most=0.125),
+        Goal(
+            "duplicates, apply_many",
+            "duplicates, one by one",
+            most=0.125,
+            floor="duplicates, over a plain socket",
+        ),
     ),
     parsers=("hiredis", "python"),
 )

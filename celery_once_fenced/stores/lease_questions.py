@@ -208,15 +208,15 @@ class LeaseStore(HoldListing, Protocol):
     """Every method is one round trip and raises ``StoreUnavailableError`` when it gets no answer in time."""
 
     def enqueue(self, ask: Enqueue) -> Enqueued: ...
-    def begin_enqueue(self, ask: Enqueue) -> Callable[[], Enqueued]:
-        """Send the question, and go on; what is returned waits for the answer.
+    def enqueue_many(self, asks: Sequence[Enqueue]) -> list[Enqueued]:
+        """One round trip for all of them, in their order."""
+        ...
+
+    def begin_enqueue(self, asks: Sequence[Enqueue]) -> Callable[[], list[Enqueued]]:
+        """The same, for who has something to do meanwhile: what is returned waits for the answers.
 
         It is to be called, and once.  Either may raise ``StoreUnavailableError``.
         """
-        ...
-
-    def enqueue_many(self, asks: Sequence[Enqueue]) -> list[Enqueued]:
-        """One round trip for all of them, in their order."""
         ...
 
     def confirm(self, ask: Confirm) -> None: ...

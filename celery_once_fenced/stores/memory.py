@@ -59,13 +59,13 @@ class MemoryLeaseStore(MemoryListing):
         with self._lock:
             return memory_calls.enqueue(self._state, ask)
 
-    def begin_enqueue(self, ask: Enqueue) -> Callable[[], Enqueued]:
-        answer = self.enqueue(ask)
-        return lambda: answer
-
     def enqueue_many(self, asks: Sequence[Enqueue]) -> list[Enqueued]:
         with self._lock:
             return [self.enqueue(ask) for ask in asks]
+
+    def begin_enqueue(self, asks: Sequence[Enqueue]) -> Callable[[], list[Enqueued]]:
+        answers = self.enqueue_many(asks)
+        return lambda: answers
 
     def confirm(self, ask: Confirm) -> None:
         with self._lock:

@@ -82,19 +82,16 @@ class RedisLeaseStore(RedisListing):
     # --- the life of a call ---------------------------------------------------------------------------------
 
     def enqueue(self, ask: Enqueue) -> Enqueued:
-        return self.begin_enqueue(ask)()
-
-    def begin_enqueue(self, ask: Enqueue) -> Callable[[], Enqueued]:
-        if not _asks_when_queued(ask.span):
-            return lambda: _GRANTED
-        answers = self._link.send(self._enqueue(ask))
-        return lambda: _enqueued(ask, answers()[0])
+        return self.begin_enqueue([ask])()[0]
 
     def enqueue_many(self, asks: Sequence[Enqueue]) -> list[Enqueued]:
+        return self.begin_enqueue(asks)()
+
+    def begin_enqueue(self, asks: Sequence[Enqueue]) -> Callable[[], list[Enqueued]]:
         if not asks or not _asks_when_queued(asks[0].span):
-            return [_GRANTED for _ in asks]
-        answers = self._link.ask(*map(self._enqueue, asks))
-        return [_enqueued(ask, answer) for ask, answer in zip(asks, answers, strict=True)]
+            return lambda: [_GRANTED for _ in asks]
+        answers = self._link.send(*map(self._enqueue, asks))
+        return lambda: [_enqueued(ask, answer) for ask, answer in zip(asks, answers(), strict=True)]
 
     def _enqueue(self, ask: Enqueue) -> Command:
         digest = ask.key.digest

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
-__all__ = ["PATIENCE", "Command", "Conversation", "Interruption", "Line", "sources"]
+__all__ = ["PATIENCE", "Command", "Conversation", "Interruption", "Line", "packed", "sources"]
 
 Command = tuple[str | int, ...]
 Interruption = (redis.ConnectionError, redis.TimeoutError)
@@ -137,7 +137,7 @@ class Conversation:
         return self._read_all(commands, deadline)
 
     def _send(self, commands: Sequence[Command]) -> None:
-        self._connection.send_packed_command([_packed(commands)], check_health=False)
+        self._connection.send_packed_command([packed(commands)], check_health=False)
 
     def _read_all(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         answers = [self._read(deadline) for _ in commands]
@@ -163,16 +163,31 @@ def _with_source(command: Command) -> Command:
     return ("EVAL", sources[str(command[1])], *command[2:])
 
 
-def _packed(commands: Sequence[Command]) -> bytes:
+class _Heads(dict[int, str]):
+    """What comes before a part of so many bytes; those that come again and again are not made again and again."""
+
+    def __missing__(self, size: int) -> str:
+        return f"${size}\r\n"
+
+
+_HEADS = _Heads({size: f"${size}\r\n" for size in range(256)})
+
+
+def packed(commands: Sequence[Command]) -> bytes:
     """In the protocol's own form; half a character, which no text should have, becomes ``?`` as redis-py would do."""
-    parts = []
+    pieces: list[str] = []
     for command in commands:
-        parts.append(f"*{len(command)}\r\n")
-        for part in command:
-            text = part if isinstance(part, str) else f"{part:d}"
-            size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-            parts.append(f"${size}\r\n{text}\r\n")
-    return "".join(parts).encode("utf-8", "replace")
+        pieces.append(f"*{len(command)}\r\n")
+        for part in map(str, command):
+            pieces += _HEADS[len(part)], part, "\r\n"
+    text = "".join(pieces)
+    return text.encode() if text.isascii() else b"".join(map(_packed_wide, commands))
+
+
+def _packed_wide(command: Command) -> bytes:
+    """Where a character may be more than a byte."""
+    parts = [str(part).encode("utf-8", "replace") for part in command]
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
 def _is_from_a_replica(answer: object) -> bool:

@@ -197,8 +197,8 @@ class RetryIsACall(Broken):
 
 
 class _IgnoresDelay(RedisLeaseStore):
-    def begin_enqueue(self, ask: Enqueue) -> Callable[[], Enqueued]:
-        return super().begin_enqueue(replace(ask, hold=min(ask.hold, 0.5)))
+    def begin_enqueue(self, asks: Sequence[Enqueue]) -> Callable[[], list[Enqueued]]:
+        return super().begin_enqueue([replace(ask, hold=min(ask.hold, 0.5)) for ask in asks])
 
 
 class HoldIgnoresDelay(Broken):

@@ -178,13 +178,14 @@ def test_canvas_that_is_published_twice_runs_its_guarded_first_steps_once(
     site: EffectsSite, kind: str
 ) -> None:
     sender = Sender(site, f"hold, send {kind} {{label}}")
-    first = f"{sender.label} one"
+    first, second = f"{sender.label} one", f"{sender.label} two"
     site.orders.give(first, "sent", "die")
     sender.charge.release().value()
     eventually(lambda: sender.pending == 0, what="the outbox")
+    eventually(lambda: site.stage.runs(second) >= 1, what=second)
     eventually(lambda: site.stage.events(first).count("delivered") >= 2 and site.idle())
     assert site.stage.events(first).count("sent") >= 2
-    assert (site.stage.runs(first), site.stage.runs(f"{sender.label} two")) == (1, 1)
+    assert (site.stage.runs(first), site.stage.runs(second)) == (1, 1)
 
 
 def test_two_first_steps_with_one_key_are_two_calls(site: EffectsSite) -> None:
