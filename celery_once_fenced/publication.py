@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Publication"]
 
-AWAITING_OPTIONS = ("chain", "chord", "group_id", "link", "link_error", "parent_id")
+AWAITING_OPTIONS = frozenset({"chain", "chord", "group_id", "link", "link_error", "parent_id"})
 """Options of apply_async with which something waits for this very call (E12).  ``parent_id`` is given by Celery alone,
 to a callback: an exception from its publish would make a failure of the task that has just succeeded.
 """
@@ -123,7 +123,7 @@ class Publication:
     @property
     def _awaited(self) -> bool:
         options = self.options
-        return self.preassigned or (bool(options) and any(options.get(name) for name in AWAITING_OPTIONS))
+        return self.preassigned or any(options[name] for name in AWAITING_OPTIONS & options.keys())
 
     @property
     def _replaces_current(self) -> bool:
@@ -230,8 +230,9 @@ class Publication:
     def _question(self, key: Key, header: Header, mode: Mode, hold: float) -> Enqueue:
         task, span = self.task.name, self._blueprint.policy.span
         call = kept.pack(task, self.args, self.kwargs) if span.keeps_last and mode == "new" else ""
-        seconds = queued_hold(hold, delay=self._delay, expires=self._expires)
-        patience = self._blueprint.policy.lease + self._delay
+        delay = self._delay
+        seconds = queued_hold(hold, delay=delay, expires=self._expires)
+        patience = self._blueprint.policy.lease + delay
         return Enqueue(
             key, task, span, header.delivery, self.task_id, seconds, mode, header.seq, call, patience
         )
