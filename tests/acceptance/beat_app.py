@@ -79,10 +79,10 @@ def tick(self: Any, group: str, due: float, sent: float, beat: str) -> None:
 def long_tick(self: Any, group: str, due: float, sent: float, beat: str) -> None:
     """A body that is not done at the next tick."""
     stage, name = Stage.of(self.app), label(group, self.name)
-    number = stage.enter(name, self.request)
+    number, began = stage.enter(name, self.request), time.time()
     time.sleep(LONG)
     stage.note(name, "returned", run=number)
-    stage.note(f"{name}.sent", json.dumps(sent), run=number)
+    stage.note(f"{name}.sent", json.dumps([sent, began]), run=number)
 
 
 def label(group: str, name: str) -> str:
