@@ -29,7 +29,7 @@ class Effort:
 
     @classmethod
     def of(cls, *, quick: bool) -> Effort:
-        return cls(quick, rounds=5, calls=100) if quick else cls(quick, rounds=20, calls=200)
+        return cls(quick, rounds=4, calls=80) if quick else cls(quick, rounds=20, calls=200)
 
 
 @dataclass(frozen=True, slots=True)
