@@ -18,3 +18,5 @@ class Blueprint:
     policy: Policy
     recipe: KeyRecipe
     runtime: Runtime
+    by_producer: bool
+    """Whether a call that is published goes through a producer of Celery, for certain."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from celery_once_fenced.admission import Permit
 from celery_once_fenced.errors import DuplicateError, StoreUnavailableError
+from celery_once_fenced.header import HEADER
 
 __all__ = ["Gate", "NotAdmittedError"]
 
@@ -28,7 +29,7 @@ class Gate:
     """Stands for the producer that ``producers`` gives, once ``ask`` has answered with a permit to publish.
 
     ``stamp`` puts into the message's headers what the permit says.  To be used in a ``with`` block around what Celery does;
-    after it ``permit`` is known, unless the question failed.
+    where that fails, ``permit`` is known after it, unless the question failed.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Gate:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if not self._asked:  # Celery failed before it mattered: what may be held must be known
+        if error[0] is not None and not self._asked:  # what may be held must be known
             with suppress(DuplicateError, StoreUnavailableError):
                 self._answer()
         if self._taken is not None:
@@ -63,11 +64,12 @@ class Gate:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._admitted(), name)
 
-    def publish(self, body: Any, *, headers: dict[str, Any], **how: Any) -> Any:
+    def publish(self, body: Any, *how: Any, headers: dict[str, Any] | None = None, **more: Any) -> Any:
         """As kombu's.  Raises ``NotAdmittedError``, and what the question raises."""
         producer = self._admitted()
-        self._stamp(headers, self.passed())
-        return producer.publish(body, headers=headers, **how)
+        if headers and HEADER in headers:  # not an event, whose headers are those of all events
+            self._stamp(headers, self.passed())
+        return producer.publish(body, *how, headers=headers, **more)
 
     def passed(self) -> Permit:
         """The permit to publish.  Raises ``NotAdmittedError``, and what the question raises."""

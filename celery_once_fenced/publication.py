@@ -66,7 +66,7 @@ class Publication:
     def send(self, *, bypass: bool, once_key: str | None, gated: bool = False) -> Any:
         """Ask the guard, publish, and say what became of it.
 
-        ``gated``: Celery publishes through a producer, so the answer may come while the message is made (``gate``).
+        ``gated``: the answer may come while Celery makes the message (``gate``), where it is Celery that publishes.
         """
         before = self._header_before
         if bypass or (before is not None and before.bypass):
@@ -82,7 +82,9 @@ class Publication:
         if not self._asks:
             return self.complete(header, None)
         asked = self._admission.ask(self._call(header.key, header))
-        return self._send_gated(header.key, header, asked) if gated else self.complete(header, asked())
+        if gated and self._blueprint.by_producer:
+            return self._send_gated(header.key, header, asked)
+        return self.complete(header, asked())
 
     def draft(self) -> tuple[Header, Call | None]:
         """A new call before it is asked for: its header, and the question, where there is something to ask (E18).
@@ -153,13 +155,14 @@ class Publication:
         try:
             with gate:
                 result = self._hand_over(header, producer=gate, connection=None)
+            permit = gate.passed()  # also where the producer was not used
         except NotAdmittedError as refused:
             return self._holders_result(key, refused.permit)
         except BaseException:
             if gate.permit is not None and gate.permit.holds:
                 self._take_back(key, self._permitted(header, gate.permit))
             raise
-        return self._published(result, key, header, gate.passed())
+        return self._published(result, key, header, permit)
 
     def _producers(self) -> AbstractContextManager[Any]:
         """What Celery would publish through: the producer or the connection of the call, else one of its pool."""

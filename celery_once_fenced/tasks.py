@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
+from celery.app.base import Celery
 from celery.app.task import Task
 from celery.exceptions import Reject
 from celery.result import AsyncResult
@@ -103,7 +104,13 @@ class SingletonTask(Task):
         if cls.track_started:  # STARTED is stored after the grant, never before (E9)
             cls._track_started, cls.track_started = True, False
         cls._check_serializer(policy)
-        cls._blueprint = Blueprint(policy, cls._recipe(runtime, policy), runtime)
+        cls._blueprint = Blueprint(policy, cls._recipe(runtime, policy), runtime, cls._goes_by_producer(app))
+
+    @classmethod
+    def _goes_by_producer(cls, app: Any) -> bool:
+        """Whether Celery itself publishes: what stands in its place may keep a message for later, without a producer."""
+        send = getattr(app.send_task, "__func__", None)
+        return send is Celery.send_task and super().apply_async is Task.apply_async
 
     @classmethod
     def _check_serializer(cls, policy: Policy) -> None:

@@ -52,6 +52,11 @@ class Connections:
             with self._changed:
                 self._changed.notify()
 
+    @property
+    def plenty(self) -> bool:
+        """Whether at most half are in hand: then one may be kept while its user does something else."""
+        return len(self._all) - len(self._free) <= self._size // 2
+
     def close(self) -> None:
         """Close all, also those in use; they connect again when they are used."""
         for connection in list(self._all):
@@ -79,7 +84,12 @@ _of_this_process: weakref.WeakSet[Connections] = weakref.WeakSet()
 def _forget_the_parents() -> None:
     """A child neither uses nor closes its parent's connections, and its locks may have been held at the fork."""
     for connections in list(_of_this_process):
+        theirs = connections._all
         connections._start_over()
+        for (
+            connection
+        ) in theirs:  # only this end: the thread that forked may have one in hand, and go on here
+            connection.disconnect()
 
 
 if hasattr(os, "register_at_fork"):

@@ -25,15 +25,17 @@ sources: dict[str, str] = {}
 
 
 class Line:
-    """A connection, and when an answer came over it last."""
+    """A connection, when an answer came over it last, and whether it was ``closed`` since a question was sent."""
 
-    __slots__ = ("answered", "connection")
+    __slots__ = ("answered", "closed", "connection")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.answered = float("-inf")
+        self.closed = False
 
     def disconnect(self) -> None:
+        self.closed = True
         self.connection.disconnect()
 
 
@@ -63,6 +65,7 @@ class Conversation:
     def begin(self, first: Sequence[Command], again: Sequence[Command], deadline: float) -> None:
         """Send ``first``; ``again`` is what to send the second time."""
         self._first, self._again = first, again
+        self._line.closed = False
         try:
             if self._clock() - self._line.answered > IDLE:
                 self._ensure_open(deadline)
@@ -123,7 +126,7 @@ class Conversation:
         now = self._clock()
         deadline = now + self._left
         try:
-            answers = self._read_all(self._first, now + self._left / 2) if self._sent else None
+            answers = self._read_all(self._first, now + self._left / 2) if self._is_open else None
             if answers is not None and not any(_is_from_a_replica(answer) for answer in answers):
                 return answers
         except Interruption:
@@ -131,6 +134,11 @@ class Conversation:
                 raise
         self._connect_again()
         return self._exchange(self._again, deadline)
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the answer may come over this connection: it was not closed meanwhile, in a forked child for one."""
+        return self._sent and not self._line.closed
 
     def _exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         self._send(commands)

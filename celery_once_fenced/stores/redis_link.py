@@ -99,15 +99,25 @@ class RedisLink:
 
         Raises ``StoreUnavailableError``: no answer in time, or an error as the answer.
         """
-        return self.send(*commands, again=again, past_breaker=past_breaker)()
+        return self._answers(self._begin(commands, again, past_breaker=past_breaker))
 
     def send(
         self, *commands: Command, again: Sequence[Command] = (), past_breaker: bool = False
     ) -> Callable[[], list[Any]]:
         """Send ``commands``; what is returned waits for the answers, and raises as :meth:`ask` does.
 
-        It is to be called, and once: until then it keeps a connection.
+        It is to be called, and once: until then it keeps a connection.  Where few are left, the answers are waited for
+        at once: who keeps one may need another, and renewals need theirs.
         """
+        conversation = self._begin(commands, again, past_breaker=past_breaker)
+        if self._lines.plenty:
+            return partial(self._answers, conversation)
+        answers = self._answers(conversation)
+        return lambda: answers
+
+    def _begin(
+        self, commands: Sequence[Command], again: Sequence[Command], *, past_breaker: bool
+    ) -> Conversation:
         if not (past_breaker or self.breaker.admits()):
             raise StoreUnavailableError("redis", "it gave no answer a moment ago and is not asked again yet")
         deadline = self._clock() + self._timeout
@@ -122,7 +132,7 @@ class RedisLink:
             conversation.begin(commands, again or commands, deadline)
         except RedisError as error:
             raise self._unavailable(error) from error
-        return partial(self._answers, conversation)
+        return conversation
 
     def close(self) -> None:
         """Close the connections.  Asking again opens new ones."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from kombu.messaging import Producer
 from celery_once_fenced import DuplicateError, Once, SingletonTask, StoreUnavailableError
 from celery_once_fenced.header import HEADER
 from celery_once_fenced.runtime import runtime_of
+from celery_once_fenced.stores.redis_link import RedisLink
 from example_project.servers import RedisServer, Servers, start_redis
 
 TIMEOUT = 0.5
@@ -45,17 +49,22 @@ def app(servers: Servers, namespace: str, monkeypatch: pytest.MonkeyPatch) -> It
 
 @contextmanager
 def made(
-    redis_url: str, namespace: str, *, broker: str = "memory://", timeout: float = 20
+    redis_url: str,
+    namespace: str,
+    *,
+    broker: str = "memory://",
+    timeout: float = 20,
+    of_app: type[Celery] = Celery,
 ) -> Iterator[Celery]:
-    with Celery("gate", broker=broker, backend="cache+memory://", set_as_current=False) as app:
+    with of_app("gate", broker=broker, backend="cache+memory://", set_as_current=False) as app:
         app.conf.once_fenced = {"redis_url": redis_url, "namespace": namespace, "socket_timeout": timeout}
         app.conf.task_default_queue = f"q{uuid.uuid4().hex}"  # the memory broker is one for the whole process
         yield app
         runtime_of(app).close()
 
 
-def declared(app: Celery, base: type = SingletonTask, **options: Any) -> Any:
-    @app.task(name="shop.refresh", base=base, shared=False, **options)
+def declared(app: Celery, base: type = SingletonTask, name: str = "shop.refresh", **options: Any) -> Any:
+    @app.task(name=name, base=base, shared=False, **options)
     def refresh(order_id: int) -> None: ...
 
     return refresh
@@ -172,6 +181,63 @@ def test_an_awaited_duplicate_says_whose_answer_it_wants(app: Celery) -> None:
     assert [message.headers[HEADER].get("from") for message in queued(app)] == [None, first.id]
 
 
+def test_events_carry_no_header_of_a_call(app: Celery) -> None:
+    """The dispatcher has one dictionary of headers for all events of the process."""
+    app.conf.task_send_sent_event = True
+    task = declared(app, once=Once(on_duplicate="replace"))
+    task.delay(1)
+    assert HEADER not in app.amqp._event_dispatcher.headers
+    assert all(message.headers[HEADER]["seq"] for message in queued(app))
+
+
+class OutboxApp(Celery):
+    """What it is asked to send it sends later, so it takes no producer."""
+
+    def send_task(self, name: str, *args: Any, task_id: str = "", **options: Any) -> Any:
+        self.__dict__.setdefault("kept", []).append(task_id)
+        return self.AsyncResult(task_id)
+
+
+class OutboxTask(Task):
+    abstract = True
+
+    def apply_async(self, *args: Any, task_id: str = "", **options: Any) -> Any:
+        self.app.__dict__.setdefault("kept", []).append(task_id)
+        return self.AsyncResult(task_id)
+
+
+class OutboxSingletonTask(SingletonTask, OutboxTask):
+    abstract = True
+
+
+@pytest.mark.parametrize("on_duplicate", ["return_existing", "raise"])
+@pytest.mark.parametrize(("of_app", "base"), [(OutboxApp, SingletonTask), (Celery, OutboxSingletonTask)])
+def test_what_publishes_in_celerys_place_is_asked_only_with_a_permit(
+    servers: Servers, namespace: str, of_app: type[Celery], base: type, on_duplicate: Any
+) -> None:
+    with made(servers.redis_url, namespace, of_app=of_app) as app:
+        task = declared(app, base, once=Once(on_duplicate=on_duplicate))
+        first = task.delay(1)
+        assert status_of(task) == "duplicate"
+        assert app.__dict__["kept"] == [first.id]
+
+
+@pytest.mark.parametrize("on_duplicate", ["return_existing", "raise"])
+def test_the_outcome_is_known_where_celery_was_replaced_by_a_mock(
+    app: Celery, on_duplicate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Celery, "send_task", lambda app, *_, task_id, **__: app.AsyncResult(task_id))
+    task = declared(app, once=Once(on_duplicate=on_duplicate))
+    assert (task.delay(1).outcome.status, status_of(task)) == ("enqueued", "duplicate")
+
+
+def status_of(task: Any) -> str:
+    try:
+        return str(task.delay(1).outcome.status)
+    except DuplicateError:
+        return "duplicate"
+
+
 def test_an_error_that_the_policy_asks_for_is_raised(app: Celery) -> None:
     task = declared(app, once=Once(on_duplicate="raise"))
     first = task.delay(1)
@@ -279,6 +345,59 @@ def test_many_threads_and_few_connections(servers: Servers, namespace: str) -> N
         for thread in threads:
             thread.join()
         assert sorted(statuses) == ["duplicate"] * 990 + ["enqueued"] * 10
+
+
+def test_a_call_that_calls_another_meanwhile_finds_a_connection(servers: Servers, namespace: str) -> None:
+    """Also where more threads do it at once than there are connections."""
+    together, inner_statuses = threading.Barrier(60), []
+
+    class Calling(SingletonTask):
+        abstract = True
+
+        def shadow_name(self, args: Any, kwargs: Any, options: Any) -> None:
+            together.wait(60)
+            inner_statuses.append(inner.delay(1).outcome.status)
+
+    with made(servers.redis_url, namespace) as app:
+        task, inner = declared(app, Calling), declared(app, name="shop.inner")
+        assert inner.delay(1).outcome.status == "enqueued"
+        with ThreadPoolExecutor(60) as pool:
+            statuses = list(pool.map(lambda number: task.delay(number).outcome.status, range(60)))
+        assert statuses == ["enqueued"] * 60
+        assert inner_statuses == ["duplicate"] * 60
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_child_forked_meanwhile_leaves_the_answer_to_its_parent(servers: Servers) -> None:
+    link = RedisLink(servers.redis_url, timeout=20, connect_timeout=1, max_connections=4)
+    with link_closed(link):
+        number = link.ask(("CLIENT", "ID"))
+        answer = link.send(("CLIENT", "ID"))
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if answer() != number else 1)  # it asked again, over a connection of its own
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert answer() == number
+
+
+@pytest.mark.parametrize("parser", [redis._parsers._RESP2Parser, redis.connection.DefaultParser])
+def test_an_answer_is_asked_for_again_where_all_connections_were_closed_meanwhile(
+    servers: Servers, parser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis, "Connection", partial(redis.Connection, parser_class=parser))
+    link = RedisLink(servers.redis_url, timeout=20, connect_timeout=1, max_connections=4)
+    with link_closed(link):
+        answer = link.send(("ECHO", "mine"))
+        link.close()
+        assert answer() == ["mine"]
+
+
+@contextmanager
+def link_closed(link: RedisLink) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        link.close()
 
 
 # --- a connection that was closed -------------------------------------------------------------------------------------

@@ -15,8 +15,12 @@ from celery_once_fenced.stores.redis_connections import Connections, NoneFreeErr
 from example_project.servers import wait_until
 
 
+class Numbered(int):
+    def disconnect(self) -> None: ...
+
+
 def numbered() -> Callable[[], int]:
-    return itertools.count().__next__
+    return map(Numbered, itertools.count()).__next__
 
 
 def test_the_connection_used_last_is_used_next() -> None:
@@ -32,6 +36,15 @@ def test_no_more_than_size_are_made() -> None:
     assert {connections.take(), connections.take()} == {0, 1}
     with pytest.raises(NoneFreeError):
         connections.take()
+
+
+def test_there_are_plenty_while_at_most_half_are_in_hand() -> None:
+    connections = Connections(numbered(), size=4, wait=0)
+    plenty = [connections.take() is not None and connections.plenty for _ in range(4)]
+    assert plenty == [True, True, False, False]
+    connections.give_back(3)
+    connections.give_back(2)
+    assert connections.plenty
 
 
 def test_who_waits_gets_what_is_given_back() -> None:
