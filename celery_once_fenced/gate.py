@@ -26,33 +26,37 @@ class NotAdmittedError(Exception):
 
 
 class Gate:
-    """Stands for the producer that ``producers`` gives, once ``ask`` has answered with a permit to publish.
+    """Stands for the producer that ``producers`` gives, once there is a permit to publish.
 
-    ``stamp`` puts into the message's headers what the permit says.  To be used in a ``with`` block around what Celery does;
-    where that fails, ``permit`` is known after it, unless the question failed.
+    ``ask`` sends the question and gives what waits for its answer; ``stamp`` puts into the message's headers what the
+    permit says.  To be used in a ``with`` block around what Celery does.
     """
 
     def __init__(
         self,
-        ask: Callable[[], Permit],
+        ask: Callable[[], Callable[[], Permit]],
         producers: Callable[[], AbstractContextManager[Any]],
         stamp: Callable[[dict[str, Any], Permit], None],
     ) -> None:
         self.permit: Permit | None = None
+        """None: nobody has read the answer yet, or its reading was interrupted; then the key may be held."""
         self._ask = ask
-        self._asked = False
+        self._wait: Callable[[], Permit] | None = None
         self._producers = producers
         self._stamp = stamp
         self._taken: AbstractContextManager[Any] | None = None
         self._producer: Any = None
 
     def __enter__(self) -> Gate:
+        self._wait = self._ask()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if error[0] is not None and not self._asked:  # what may be held must be known
-            with suppress(DuplicateError, StoreUnavailableError):
-                self._answer()
+        if (
+            error[0] is not None and self._wait is not None
+        ):  # what is held can be freed when it is held, not before
+            with suppress(NotAdmittedError, DuplicateError, StoreUnavailableError):
+                self.passed()
         if self._taken is not None:
             self._taken.__exit__(*error)
 
@@ -73,10 +77,11 @@ class Gate:
 
     def passed(self) -> Permit:
         """The permit to publish.  Raises ``NotAdmittedError``, and what the question raises."""
-        permit = self.permit or self._answer()
-        if not permit.publish:
-            raise NotAdmittedError(permit)
-        return permit
+        if self.permit is None:
+            self.permit = self._answer()
+        if not self.permit.publish:
+            raise NotAdmittedError(self.permit)
+        return self.permit
 
     def _admitted(self) -> Any:
         if self._producer is None:
@@ -86,6 +91,7 @@ class Gate:
         return self._producer
 
     def _answer(self) -> Permit:
-        self._asked = True
-        self.permit = self._ask()
-        return self.permit
+        wait, self._wait = self._wait, None
+        if wait is None:
+            raise RuntimeError("the answer was read before, and was an error")
+        return wait()

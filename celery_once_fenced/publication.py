@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from kombu.utils.uuid import uuid
 
 from celery_once_fenced import kept
 from celery_once_fenced.admission import Admission, Call, Permit
-from celery_once_fenced.errors import GrantError
+from celery_once_fenced.errors import DuplicateError, GrantError, StoreUnavailableError
 from celery_once_fenced.gate import Gate, NotAdmittedError
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import Key, new_id
@@ -81,10 +81,10 @@ class Publication:
             return self._send_successor(header.key, self._continued(header))
         if not self._asks:
             return self.complete(header, None)
-        asked = self._admission.ask(self._call(header.key, header))
+        call = self._call(header.key, header)
         if gated and self._blueprint.by_producer:
-            return self._send_gated(header.key, header, asked)
-        return self.complete(header, asked())
+            return self._send_gated(header.key, header, call)
+        return self.complete(header, self._admission.admit(call))
 
     def draft(self) -> tuple[Header, Call | None]:
         """A new call before it is asked for: its header, and the question, where there is something to ask (E18).
@@ -149,18 +149,24 @@ class Publication:
         result = self._publish(header, withdraw=permit.holds)
         return self._published(result, key, header, permit)
 
-    def _send_gated(self, key: Key, header: Header, asked: Callable[[], Permit]) -> Any:
+    def _send_gated(self, key: Key, header: Header, call: Call) -> Any:
         """Celery makes the message while Redis answers."""
-        gate = Gate(asked, self._producers, lambda headers, permit: self._stamp(headers, header, permit))
+        gate = Gate(
+            lambda: self._admission.ask(call),
+            self._producers,
+            lambda headers, permit: self._stamp(headers, header, permit),
+        )
         try:
             with gate:
                 result = self._hand_over(header, producer=gate, connection=None)
             permit = gate.passed()  # also where the producer was not used
         except NotAdmittedError as refused:
             return self._holders_result(key, refused.permit)
+        except (DuplicateError, StoreUnavailableError):  # the answer
+            raise
         except BaseException:
-            if gate.permit is not None and gate.permit.holds:
-                self._take_back(key, self._permitted(header, gate.permit))
+            if gate.permit is None or gate.permit.holds:
+                self._take_back(key, header)
             raise
         return self._published(result, key, header, permit)
 
@@ -288,7 +294,7 @@ class Publication:
         )
 
     def _take_back(self, key: Key, header: Header) -> None:
-        if self._blueprint.policy.span.displaces and header.seq:
+        if self._blueprint.policy.span.displaces:
             self._admission.confirm(key, header.delivery, published=False)
         else:
             self._admission.withdraw(key.digest, header.delivery)

@@ -88,7 +88,7 @@ def _forget_the_parents() -> None:
         connections._start_over()
         for (
             connection
-        ) in theirs:  # only this end: the thread that forked may have one in hand, and go on here
+        ) in theirs:  # this end alone: the thread that forked may have one in hand, and go on here
             connection.disconnect()
 
 

@@ -22,6 +22,7 @@ from kombu.messaging import Producer
 from celery_once_fenced import DuplicateError, Once, SingletonTask, StoreUnavailableError
 from celery_once_fenced.header import HEADER
 from celery_once_fenced.runtime import runtime_of
+from celery_once_fenced.stores.redis_conversation import Conversation
 from celery_once_fenced.stores.redis_link import RedisLink
 from example_project.servers import RedisServer, Servers, start_redis
 
@@ -312,6 +313,27 @@ def test_an_interruption_between_question_and_answer_leaves_no_hold(app: Celery)
         task.delay(-1)
     assert held(app) == []
     assert [task.delay(1).outcome.status for _ in range(2)] == ["enqueued", "duplicate"]
+
+
+@pytest.mark.parametrize("once", [Once(), Once(on_duplicate="replace")], ids=["once", "replace"])
+def test_an_interruption_while_the_answer_is_read_leaves_no_hold(
+    app: Celery, once: Once, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key is held by then, and nobody knows it."""
+    task = declared(app, once=once)
+    task.delay(1)
+    before = held(app)
+    end = Conversation.end
+
+    def interrupted(self: Conversation) -> list[Any]:
+        monkeypatch.undo()
+        end(self)
+        raise Interrupted
+
+    monkeypatch.setattr(Conversation, "end", interrupted)
+    with pytest.raises(Interrupted):
+        task.delay(1 if once.given() else 2)  # which displaces the first
+    assert held(app) == before
 
 
 def test_an_answer_that_nobody_read_is_not_the_answer_to_the_next_question(app: Celery) -> None:
