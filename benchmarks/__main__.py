@@ -22,15 +22,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measures import ALL
-from benchmarks.report import MARKS, markdown, plot, terminal
-from benchmarks.stage import database, install_schema
-from example_project.servers import (
-    POSTGRES_VARIABLE,
-    REDIS_VARIABLE,
-    start_postgres,
-    start_redis,
-)
+MISSING = "{} is not installed: run `make bench`, or pip install -r requirements/bench.txt"
+
+try:
+    from benchmarks import processors
+    from benchmarks.measures import ALL
+    from benchmarks.report import MARKS, markdown, plot, terminal
+    from benchmarks.stage import database, empty_redis, install_schema
+    from example_project.servers import (
+        POSTGRES_VARIABLE,
+        REDIS_VARIABLE,
+        Server,
+        start_postgres,
+        start_redis,
+    )
+except ModuleNotFoundError as missing:
+    sys.exit(MISSING.format(missing.name))
 
 PACKAGES = (
     "celery",
@@ -43,6 +50,8 @@ PACKAGES = (
     "celery-heimdall",
 )
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "performance.md"
+SUFFIXES = (".svg", ".png")
+SERVERS = 2
 POSTGRES = {"shared_buffers": "128MB"}  # PostgreSQL's own default
 
 
@@ -50,16 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("measures", nargs="*", choices=[[], *ALL], metavar="measure", help=", ".join(ALL))
+    parser.add_argument("measures", nargs="*", metavar="measure", help=", ".join(ALL))
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller tables")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--plot", type=Path, help="draw the ratios into this file (.svg or .png)")
     parser.add_argument("--docs", action="store_true", help=f"put figures and plot into {PAGE.name}")
     options = parser.parse_args(arguments)
-    with _servers():
-        run = _measure(options.measures or list(ALL), quick=options.quick)
+    _refuse(parser, options)
+    with _servers() as ours:
+        run = _measure(options.measures or list(ALL), ours, quick=options.quick)
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(run, indent=2, ensure_ascii=False) + "\n")
     if options.plot:
         plot(run, options.plot)
@@ -67,41 +76,93 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _document(run)
 
 
-def _measure(names: Sequence[str], *, quick: bool) -> dict[str, Any]:
+def _refuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Before anything is measured: what would come to nothing after a quarter of an hour."""
+    if unknown := [name for name in options.measures if name not in ALL]:
+        parser.error(f"no measure is called {', '.join(unknown)}; there are {', '.join(ALL)}")
+    if options.docs and (options.measures or options.quick):
+        parser.error("--docs replaces all figures of the page: without names of measures, without --quick")
+    if options.plot and options.plot.suffix not in SUFFIXES:
+        parser.error(f"--plot draws {' or '.join(SUFFIXES)}, not {options.plot.name}")
+    for name in (*PACKAGES, "matplotlib"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(name)
+            continue
+        parser.exit(1, MISSING.format(name) + "\n")
+    for path in filter(None, (options.json, options.plot)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        except OSError as error:
+            parser.error(f"{path} cannot be written: {error.strerror}")
+
+
+def _measure(names: Sequence[str], ours: Sequence[Server], *, quick: bool) -> dict[str, Any]:
     machine = _machine()
     print(" · ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
     measures = []
     for name in names:
         for parser in ALL[name].parsers:
+            _part(ours, pinned=ALL[name].pinned)
             measures.append(_in_a_child(name, parser, "quick" if quick else "full"))
             print(terminal(measures[-1]), flush=True)
     missed = sum(not goal["met"] for figures in measures for goal in figures["goals"])
     print(f"\n{sum(len(figures['goals']) for figures in measures)} goals, {missed} missed")
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"date": date, "quick": quick, "machine": machine, "measures": measures}
+    return {"date": date, "commit": _commit(), "quick": quick, "machine": machine, "measures": measures}
+
+
+def _part(ours: Sequence[Server], *, pinned: bool) -> None:
+    """Caller and servers for the next measure: each a processor of their own, or all for all."""
+    os.environ.pop(processors.VARIABLE, None)
+    if pinned and processors.are_many() and len(ours) == SERVERS:
+        os.environ[processors.VARIABLE] = "1"
+    for server in ours:
+        processors.server(server.pid) if pinned else processors.everywhere(server.pid)
+
+
+def _commit() -> str | None:
+    """What was measured, where it is a clone; with a ``+`` if it was changed since."""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain") else "")
+    return None
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(
+        ["git", *command], cwd=PAGE.parent, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def _in_a_child(name: str, parser: str, effort: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.child", name, effort]
     done = subprocess.run(
-        command, env=os.environ | {"BENCH_PARSER": parser}, check=True, stdout=subprocess.PIPE, text=True
+        command, env=os.environ | {"BENCH_PARSER": parser}, check=False, stdout=subprocess.PIPE, text=True
     )
+    if done.returncode:
+        sys.exit(f"{name} failed; why is said above")
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
 @contextlib.contextmanager
-def _servers() -> Iterator[None]:
-    """Those that the environment names, else our own; a new database for the tasks in any case."""
+def _servers() -> Iterator[list[Server]]:
+    """Those that the environment names, else our own, which are given; a new database for the tasks in any case."""
+    ours: list[Server] = []
     with contextlib.ExitStack() as stack:
         if not os.environ.get(REDIS_VARIABLE):
-            os.environ[REDIS_VARIABLE] = stack.enter_context(start_redis()).url
+            ours.append(stack.enter_context(start_redis()))
+            os.environ[REDIS_VARIABLE] = ours[-1].url
+        else:
+            empty_redis()
+            stack.callback(empty_redis)
         if not os.environ.get(POSTGRES_VARIABLE):
-            os.environ[POSTGRES_VARIABLE] = stack.enter_context(start_postgres(POSTGRES)).url
+            ours.append(stack.enter_context(start_postgres(POSTGRES)))
+            os.environ[POSTGRES_VARIABLE] = ours[-1].url
         url = stack.enter_context(database("tasks"))
         install_schema(url)
         os.environ[POSTGRES_VARIABLE] = url
-        yield
+        yield ours
 
 
 def _document(run: dict[str, Any]) -> None:

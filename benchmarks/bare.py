@@ -21,6 +21,11 @@ class Bare:
         for name, sql in {"open": "begin", "commit": "commit", **statements}.items():
             self._pgconn.prepare(name.encode(), _numbered(sql))
 
+    def alone(self, name: str) -> None:
+        """One statement without parameters, in a round trip of its own."""
+        answer = self._pgconn.exec_prepared(name.encode(), [])
+        assert answer.status == ExecStatus.TUPLES_OK, answer.error_message
+
     def together(self, *asked: tuple[Any, ...]) -> list[Any]:
         """One round trip: of each statement its name and its parameters, and what libpq answers to it."""
         self._pgconn.enter_pipeline_mode()

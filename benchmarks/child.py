@@ -6,24 +6,26 @@ import json
 import os
 import sys
 
+from benchmarks import processors
 from benchmarks.measure import Effort
 from benchmarks.measures import ALL
+from benchmarks.watch import FALSE, told
 from celery_once_fenced.events import Event, subscribe
 
-FALSE = frozenset({"call.unguarded", "store.failed"})
-"""What must not happen: figures of calls that were not guarded would say nothing."""
 seen: list[str] = []
 
 
 def _watch(event: Event) -> None:
     if event.name in FALSE:
-        seen.append(f"{event.name}: {event.fields.get('why')}")
+        seen.append(told(event))
 
 
 def main(name: str, effort: str) -> None:
     measure, parser = ALL[name], os.environ.get("BENCH_PARSER", "")
+    processors.caller()
     subscribe(_watch)
-    compared = measure.run(Effort.of(quick=effort == "quick"))
+    much = Effort.of(quick=effort == "quick")
+    compared = measure.run(much)
     if seen:
         sys.exit(f"{name} measured nothing: {len(seen)} times {seen[0]}")
     goals = [
@@ -33,6 +35,7 @@ def main(name: str, effort: str) -> None:
             "statistic": goal.statistic,
             "value": (value := compared.value(goal)),
             "limit": goal.limit(parser),
+            "most": goal.most_for(parser),
             "met": goal.met(value, parser),
             "floor": compared.floor(goal),
         }
@@ -42,6 +45,8 @@ def main(name: str, effort: str) -> None:
         "rows": compared.rows() if compared.ways else [],
         "notes": dict(compared.notes),
         "goals": goals,
+        "rounds": much.rounds,
+        "calls": much.calls,
     }
     head = {"name": name, "title": measure.title, "unit": measure.unit, "parser": parser}
     print(json.dumps(head | figures))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Comparison", "Effort", "Goal", "Measure", "Way", "compare"]
+__all__ = ["Comparison", "Effort", "Goal", "Measure", "Way", "compare", "in_turn"]
 
 Way = Callable[[int], object]
 """Does the thing once; the number differs at every call, so that a key can be new."""
@@ -105,6 +105,10 @@ class Goal:
     def met(self, value: float, parser: str) -> bool:
         return value >= self.least if self.least is not None else value <= self._most(parser)
 
+    def most_for(self, parser: str) -> float | None:
+        """The upper bound; None where there is a lower one."""
+        return self._most(parser) if self.least is None else None
+
     def _most(self, parser: str) -> float:
         most = self.most_in_python if parser == "python" and self.most_in_python is not None else self.most
         assert most is not None
@@ -122,6 +126,8 @@ class Measure:
     goals: tuple[Goal, ...]
     parsers: tuple[str, ...] = ("",)
     """``("hiredis", "python")``: measured with and without hiredis."""
+    pinned: bool = True
+    """Caller and servers on processors of their own; not for several clients at once, which need all there are."""
 
 
 def compare(
@@ -139,6 +145,16 @@ def compare(
             times[name].append(_time(ways[name], number, calls, size))
             number += calls
     return Comparison({name: taken[warm_up:] for name, taken in times.items()})
+
+
+def in_turn(ways: Mapping[str, Callable[[], float]], *, rounds: int) -> Comparison:
+    """As ``compare``, of ways that time themselves, once a round."""
+    taken: dict[str, list[list[float]]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        names = list(ways)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            taken[name].append([ways[name]()])
+    return Comparison({name: values[1:] for name, values in taken.items()})
 
 
 def _time(way: Way, number: int, calls: int, size: int) -> list[float]:

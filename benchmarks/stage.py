@@ -12,17 +12,28 @@ from typing import LiteralString
 from urllib.parse import urlsplit
 
 import psycopg
+import redis
 from psycopg import sql
 
 from celery_once_fenced.stores.postgres_schema import schema_sql
 from example_project.servers import POSTGRES_VARIABLE, REDIS_VARIABLE
 
-__all__ = ["database", "install_schema", "redis_url", "workers"]
+__all__ = ["NUMBERS", "database", "empty_redis", "install_schema", "redis_url", "workers"]
+
+NUMBERS = (4, 5, 6, 7)
+"""Of Redis's databases: broker, results, locks, notes."""
 
 
 def redis_url(number: int) -> str:
     """A database of the Redis server."""
-    return f"{os.environ[REDIS_VARIABLE].rsplit('/', 1)[0]}/{number}"
+    return urlsplit(os.environ[REDIS_VARIABLE])._replace(path=f"/{number}").geturl()
+
+
+def empty_redis() -> None:
+    """The databases that the measures use, and no other."""
+    for number in NUMBERS:
+        with redis.Redis.from_url(redis_url(number)) as client:
+            client.flushdb()
 
 
 def postgres_url() -> str:

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 
-import psycopg
 from celery import Celery, Task
 from celery_heimdall import HeimdallTask
 from celery_once import QueueOnce
 from celery_singleton import Singleton
 
-from benchmarks.stage import redis_url
+from benchmarks.bare import Bare
+from benchmarks.stage import NUMBERS, redis_url
 from benchmarks.wire import NAMESPACE, Wire, question
 from celery_once_fenced import FencedTask, Once, SingletonTask
 from celery_once_fenced.keys import Key
@@ -21,7 +21,7 @@ from celery_once_fenced.policy import SPANS
 from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.stores import End, Enqueue, Enqueued, Start
 
-BROKER, BACKEND, LOCKS, NOTES = (redis_url(number) for number in (4, 5, 6, 7))
+BROKER, BACKEND, LOCKS, NOTES = (redis_url(number) for number in NUMBERS)
 
 
 def _app(name: str) -> Celery:
@@ -83,7 +83,7 @@ def _ask(number: int) -> None:  # noqa: ARG001  # as above
 def _ask_both(number: int) -> None:
     _ask(number)
     wire().ping()
-    ledger().execute("select 1")
+    ledger().alone("one")
 
 
 @cache
@@ -107,8 +107,8 @@ def questions() -> tuple[bytes, bytes]:
 
 
 @cache
-def ledger() -> psycopg.Connection:
-    return psycopg.connect(os.environ["ONCE_FENCED_POSTGRES_URL"], autocommit=True)
+def ledger() -> Bare:
+    return Bare(os.environ["ONCE_FENCED_POSTGRES_URL"], one="select 1")
 
 
 bare = _task("bare")

@@ -24,7 +24,7 @@ class Wire:
 
     def __init__(self, url: str) -> None:
         server = urlsplit(url)
-        self._socket = socket.create_connection((server.hostname, server.port))
+        self._socket = socket.create_connection((server.hostname, server.port or 6379))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = hiredis.Reader()
         if server.password:

@@ -244,4 +244,5 @@ FOUR = Measure(
     unit="µs",
     run=four,
     goals=(Goal("throughput", least=0.75, floor="throughput at best"),),
+    pinned=False,
 )

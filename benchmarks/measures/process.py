@@ -8,10 +8,11 @@ import itertools
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import celery_once_fenced
-from benchmarks.measure import Comparison, Effort, Goal, Measure, compare
+from benchmarks.measure import Comparison, Effort, Goal, Measure, compare, in_turn
 from celery_once_fenced.calls import CallPlan
 from celery_once_fenced.keys import KeyRecipe
 
@@ -56,11 +57,7 @@ def imports(effort: Effort) -> Comparison:
 
     # As pip installs it, and has installed Celery: compiled.
     compileall.compile_dir(Path(celery_once_fenced.__file__).parent, quiet=1)
-    taken: dict[str, list[list[float]]] = {name: [] for name in IMPORTS}
-    for _ in range(effort.rounds):
-        for name, code in IMPORTS.items():
-            taken[name].append([way(code)])
-    return Comparison(taken)
+    return in_turn({name: partial(way, code) for name, code in IMPORTS.items()}, rounds=effort.rounds)
 
 
 DERIVATION = Measure(

@@ -6,10 +6,13 @@ import hashlib
 import secrets
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import redis
 
+from benchmarks import processors
 from benchmarks.measure import Comparison, Effort, Goal, Measure, compare
 from benchmarks.stage import redis_url
 from benchmarks.wire import NAMESPACE, Wire, question
@@ -28,6 +31,14 @@ FEW = 100
 LEASES = 100
 LISTED = 10_000
 BUCKETS = "0123456789abcdef"
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    """A server of the measure's own; its URL."""
+    with start_redis() as server:
+        processors.server(server.pid)
+        yield server.url
 
 
 def _key(run: str, number: int) -> Key:
@@ -49,8 +60,8 @@ def enqueuer(url: str) -> Callable[[int], object]:
 
 def memory(effort: Effort) -> Comparison:
     held = 5_000 if effort.quick else 50_000
-    with start_redis() as server, redis.Redis.from_url(server.url) as client:
-        enqueue = enqueuer(server.url)
+    with _server() as url, redis.Redis.from_url(url) as client:
+        enqueue = enqueuer(url)
         enqueue(-1)  # the script, the counters
         before = _memory(client)
         for number in range(held):
@@ -80,9 +91,9 @@ def _memory(client: redis.Redis) -> int:
 
 def among_held(effort: Effort) -> Comparison:
     many = 10_000 if effort.quick else 100_000
-    # Two databases of one server: of two servers, the one that shares the caller's core answers in half the time.
-    with start_redis() as server:
-        few_url, many_url = (f"{server.url.rsplit('/', 1)[0]}/{number}" for number in range(2))
+    # Two databases of one server: of two servers, one may share the caller's processor, and the other not.
+    with _server() as url:
+        few_url, many_url = (urlsplit(url)._replace(path=f"/{number}").geturl() for number in range(2))
         ways = {f"{FEW} held": enqueuer(few_url), "many held": enqueuer(many_url)}
         for way, held in zip(ways.values(), (FEW, many), strict=True):
             for number in range(held):
@@ -100,9 +111,9 @@ def listing(effort: Effort) -> Comparison:
     from celery_once_fenced.runtime import runtime_of
 
     took = []
-    with start_redis() as server, Celery("bench", broker="memory://", set_as_current=False) as app:
-        app.conf.once_fenced = {"redis_url": server.url, "namespace": NAMESPACE, "socket_timeout": 5}
-        enqueue = enqueuer(server.url)
+    with _server() as url, Celery("bench", broker="memory://", set_as_current=False) as app:
+        app.conf.once_fenced = {"redis_url": url, "namespace": NAMESPACE, "socket_timeout": 5}
+        enqueue = enqueuer(url)
         for number in range(LISTED):
             enqueue(number)
         for _ in range(effort.rounds + 1):
