@@ -5,12 +5,14 @@ While one batch is published, Redis answers for the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import states
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import EagerResult
 from kombu.utils.uuid import uuid
 
@@ -25,8 +27,6 @@ __all__ = ["NotSent", "run_many", "send_many"]
 
 BATCH = 250
 """Calls for each round trip: a few milliseconds of a Redis that others use, too.  Those of two are held unpublished."""
-Waiting = Callable[[], list[Any]]
-"""A batch that was asked for: it waits for the answers, publishes, and gives the results."""
 Item = tuple[Sequence[Any] | None, Mapping[str, Any] | None]
 T = TypeVar("T")
 
@@ -42,12 +42,26 @@ class NotSent(EagerResult):  # type: ignore[misc]  # untyped
 
 
 def send_many(task: SingletonTask, items: Iterable[Item], options: Mapping[str, Any]) -> list[Any]:
-    """One result for each item, in order.  Never raises for one of them; items that cannot be read send nothing."""
-    items = list(items)
-    with task.app.producer_pool.acquire(block=True) as producer:
-        shared = {**options, "producer": producer}
-        asked = (_ask_for(task, batch, shared) for batch in _batches(items, BATCH))
-        return [result for results in _one_ahead(asked) for result in results()]
+    """One result for each item, in order.  Never raises for one of them; items that cannot be read send nothing.
+
+    Interrupted (a time limit, Ctrl-C), it frees what is held for calls that were not published.
+    """
+    items, results, asked = list(items), [], deque[_Batch]()
+    given = options.get("producer") or options.get("publisher")
+    with task.app.producer_or_acquire(given) as producer:
+        shared = {**options, "producer": producer, "publisher": None}
+        try:
+            for batch in _batches(items, BATCH):
+                asked.append(_Batch(task, batch, shared))
+                if len(asked) > 1:
+                    results += _sent(asked)
+            while asked:
+                results += _sent(asked)
+        except BaseException:
+            for unsent in asked:
+                unsent.take_back()
+            raise
+    return results
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -56,36 +70,44 @@ def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same, each one after the next was made."""
-    before = list(islice(items, 1))
-    for item in items:
-        yield from before
-        before = [item]
-    yield from before
+def _sent(asked: deque[_Batch]) -> list[Any]:
+    results = asked[0].send()
+    asked.popleft()
+    return results
 
 
-def _ask_for(task: SingletonTask, batch: Sequence[Item], options: Mapping[str, Any]) -> Waiting:
-    calls = [_or_error(_arguments, item) for item in batch]
-    publications = [_publication(task, call, options) for call in calls]
-    drafts = [
-        call if isinstance(call, Exception) else _or_error(publication.draft)
-        for call, publication in zip(calls, publications, strict=True)
-    ]
-    answers = task.blueprint.runtime.admission.ask_many(list(_calls(drafts)))
-    return partial(_complete_all, publications, drafts, answers)
+class _Batch:
+    """Calls that were asked for together."""
 
+    def __init__(self, task: SingletonTask, items: Sequence[Item], options: Mapping[str, Any]) -> None:
+        calls = [_or_error(_arguments, item) for item in items]
+        self._publications = [_publication(task, call, options) for call in calls]
+        self._drafts = [
+            call if isinstance(call, Exception) else _or_error(publication.draft)
+            for call, publication in zip(calls, self._publications, strict=True)
+        ]
+        self._answers = task.blueprint.runtime.admission.ask_many([*map(_call, filter(_asks, self._drafts))])
 
-def _complete_all(
-    publications: Sequence[Publication],
-    drafts: Sequence[Any],
-    answers: Callable[[], list[Permit | Exception]],
-) -> list[Any]:
-    permits = iter(answers())
-    return [
-        _complete(publication, draft, permits)
-        for publication, draft in zip(publications, drafts, strict=True)
-    ]
+    def send(self) -> list[Any]:
+        """Publish what may be published, and say what became of each call."""
+        results = []
+        while self._left:
+            publication, draft, permit = self._left.popleft()  # from here on it frees its hold by itself
+            results.append(_complete(publication, draft, permit))
+        return results
+
+    def take_back(self) -> None:
+        """Free what is held for calls that were not published."""
+        for publication, draft, permit in self._left:
+            if isinstance(permit, Permit) and permit.holds:
+                publication.take_back(draft[0])
+
+    @cached_property
+    def _left(self) -> deque[tuple[Publication, Any, Permit | Exception | None]]:
+        """Each call with its answer; None: there was nothing to ask."""
+        permits = iter(self._answers())
+        answers = [next(permits) if _asks(draft) else None for draft in self._drafts]
+        return deque(zip(self._publications, self._drafts, answers, strict=True))
 
 
 def _publication(task: SingletonTask, call: Any, options: Mapping[str, Any]) -> Publication:
@@ -101,24 +123,24 @@ def _arguments(item: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
         raise TypeError(f"apply_many() takes (args, kwargs) for each call, not {item!r:.100}") from None
 
 
-def _calls(drafts: Iterable[Any]) -> Iterator[Call]:
-    for draft in drafts:
-        if not isinstance(draft, Exception) and draft[1] is not None:
-            yield draft[1]
+Draft = tuple[Header, Call | None] | Exception
 
 
-def _complete(
-    publication: Publication,
-    draft: tuple[Header, Call | None] | Exception,
-    permits: Iterator[Permit | Exception],
-) -> Any:
+def _asks(draft: Draft) -> bool:
+    return not isinstance(draft, Exception) and draft[1] is not None
+
+
+def _call(draft: Any) -> Call:
+    call: Call = draft[1]
+    return call
+
+
+def _complete(publication: Publication, draft: Draft, permit: Permit | Exception | None) -> Any:
     if isinstance(draft, Exception):
         return _not_sent(publication, draft)
-    header, call = draft
-    permit = next(permits) if call is not None else None
     if isinstance(permit, Exception):
         return _not_sent(publication, permit)
-    result = _or_error(publication.complete, header, permit)
+    result = _or_error(publication.complete, draft[0], permit)
     if isinstance(result, Exception):
         return _not_sent(publication, result)
     result.error = None
@@ -146,5 +168,7 @@ def _not_sent(publication: Publication, error: Exception) -> NotSent:
 def _or_error(do: Any, *about: Any) -> Any:
     try:
         return do(*about)
-    except Exception as error:  # noqa: BLE001  # whatever it is belongs to this item, and is in its result
+    except SoftTimeLimitExceeded:  # that of the task that makes the calls
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever else it is belongs to this item, and is in its result
         return error

@@ -101,6 +101,11 @@ class Publication:
             return self._send_unguarded("no_key", refused=False)
         return self._send_permitted(header.key, header, permit or Permit("enqueued", "free"))
 
+    def take_back(self, header: Header) -> None:
+        """Free what is held for this call, which will not be published."""
+        if header.key is not None:
+            self._take_back(header.key, header)
+
     def _header(self, packed: Header, once_key: str | None) -> Header:
         """A stored message that knows its key keeps it: the call may have named another than its arguments make (L14)."""
         key, fingerprint = packed.key, packed.fingerprint

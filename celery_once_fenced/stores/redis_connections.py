@@ -36,7 +36,8 @@ class Connections:
         self._changed = threading.Condition()
         self._waiting = 0
         self._free: list[Any] = []
-        self._all: list[Any] = []
+        self._all: weakref.WeakSet[Any] = weakref.WeakSet()
+        """One that is lost, by an exception at the wrong moment, is replaced."""
 
     def take(self) -> Any:
         """A connection that is nobody else's until it is given back.  Raises ``NoneFreeError``."""
@@ -69,8 +70,9 @@ class Connections:
             try:
                 while not self._free:
                     if len(self._all) < self._size:
-                        self._all.append(self._make())
-                        return self._all[-1]
+                        made = self._make()
+                        self._all.add(made)
+                        return made
                     if not self._changed.wait(deadline - time.monotonic()):
                         raise NoneFreeError
                 return self._free.pop()
@@ -84,11 +86,10 @@ _of_this_process: weakref.WeakSet[Connections] = weakref.WeakSet()
 def _forget_the_parents() -> None:
     """A child neither uses nor closes its parent's connections, and its locks may have been held at the fork."""
     for connections in list(_of_this_process):
-        theirs = connections._all
+        theirs = list(connections._all)
         connections._start_over()
-        for (
-            connection
-        ) in theirs:  # this end alone: the thread that forked may have one in hand, and go on here
+        # This end alone is closed: the thread that forked may have one in hand, and go on here.
+        for connection in theirs:
             connection.disconnect()
 
 

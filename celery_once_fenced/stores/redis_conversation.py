@@ -15,8 +15,6 @@ __all__ = ["PATIENCE", "Command", "Conversation", "Interruption", "Line", "packe
 
 Command = tuple[str | int, ...]
 Interruption = (redis.ConnectionError, redis.TimeoutError)
-IDLE = 1.0
-"""Seconds without use after which a connection is looked at before it is used: servers and proxies close idle ones."""
 MIN_TIMEOUT = 0.001
 PATIENCE = 0.45
 """Of the timeout: how long one read may take by itself.  Less than half, so that two sendings keep the deadline."""
@@ -25,13 +23,12 @@ sources: dict[str, str] = {}
 
 
 class Line:
-    """A connection, when an answer came over it last, and whether it was ``closed`` since a question was sent."""
+    """A connection, and whether it was ``closed`` since a question was sent."""
 
-    __slots__ = ("answered", "closed", "connection")
+    __slots__ = ("__weakref__", "closed", "connection")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self.answered = float("-inf")
         self.closed = False
 
     def disconnect(self) -> None:
@@ -57,18 +54,12 @@ class Conversation:
         self._timeout = timeout
         self._clock = clock
 
-    def __del__(self) -> None:
-        """Whoever asked was interrupted: nobody may read this answer as that to the next question."""
-        if self._connection is not None:
-            self._break_off()
-
     def begin(self, first: Sequence[Command], again: Sequence[Command], deadline: float) -> None:
         """Send ``first``; ``again`` is what to send the second time."""
         self._first, self._again = first, again
         self._line.closed = False
         try:
-            if self._clock() - self._line.answered > IDLE:
-                self._ensure_open(deadline)
+            self._ensure_open(deadline)
             self._sent = self._try_to_send(deadline)
         except BaseException:
             self._break_off()
@@ -82,22 +73,19 @@ class Conversation:
         except BaseException:
             self._break_off()
             raise
-        self._line.answered = self._clock()
-        self._give_back()
+        self._over(self._line)
         return answers
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
     def _break_off(self) -> None:
         self._connection.disconnect()
-        self._give_back()
-
-    def _give_back(self) -> None:
-        self._connection = None
         self._over(self._line)
 
     def _ensure_open(self, deadline: float) -> None:
-        """A closed connection is found out before the question is sent, so that this costs no second sending."""
+        """A closed connection is found out before the question is sent: to a second sending a hold that is gone is one that
+        the first has freed.
+        """
         try:
             self._connection.connect()  # nothing, where it is connected
             if not self._connection.can_read(timeout=0):

@@ -16,10 +16,12 @@ import pytest
 import redis
 from celery import Celery, Task, signals
 from celery.backends.cache import CacheBackend
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 from kombu.messaging import Producer
 
 from celery_once_fenced import DuplicateError, Once, SingletonTask, StoreUnavailableError
+from celery_once_fenced.bulk import BATCH
 from celery_once_fenced.header import HEADER
 from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.stores.redis_conversation import Conversation
@@ -334,6 +336,48 @@ def test_an_interruption_while_the_answer_is_read_leaves_no_hold(
     with pytest.raises(Interrupted):
         task.delay(1 if once.given() else 2)  # which displaces the first
     assert held(app) == before
+
+
+LIMITS = [Interrupted, SoftTimeLimitExceeded]
+"""What may end a body that makes many calls, at any moment."""
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_many_calls_that_are_interrupted_hold_what_they_published(
+    app: Celery, limit: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = declared(app)
+    publish, published = task.publish, []
+
+    def interrupted(*call: Any) -> Any:
+        if len(published) == BATCH + 10:
+            raise limit
+        published.append(publish(*call))
+        return published[-1]
+
+    monkeypatch.setattr(task, "publish", interrupted, raising=False)
+    with pytest.raises(limit):
+        task.apply_many(((number,), {}) for number in range(4 * BATCH))
+    assert sorted(held(app)) == sorted(result.id for result in published)
+
+
+@pytest.mark.parametrize("option", ["producer", "publisher", "connection"])
+def test_many_calls_go_through_the_producer_of_the_caller(
+    app: Celery, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published_over: list[Any] = []
+    publish = Producer.publish
+
+    def noted(self: Any, *args: Any, **how: Any) -> Any:
+        published_over.append(self.connection)
+        return publish(self, *args, **how)
+
+    monkeypatch.setattr(Producer, "publish", noted)
+    task = declared(app)
+    with app.connection_for_write() as connection:
+        given = {option: connection if option == "connection" else app.amqp.Producer(connection)}
+        task.apply_many([((1,), {}), ((1,), {}), ((2,), {})], **given)
+        assert published_over == [connection] * 2
 
 
 def test_an_answer_that_nobody_read_is_not_the_answer_to_the_next_question(app: Celery) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 
@@ -15,7 +16,10 @@ from celery_once_fenced.stores.redis_connections import Connections, NoneFreeErr
 from example_project.servers import wait_until
 
 
-class Numbered(int):
+@dataclass(frozen=True, order=True)
+class Numbered:
+    number: int
+
     def disconnect(self) -> None: ...
 
 
@@ -33,18 +37,31 @@ def test_the_connection_used_last_is_used_next() -> None:
 
 def test_no_more_than_size_are_made() -> None:
     connections = Connections(numbered(), size=2, wait=0.01)
-    assert {connections.take(), connections.take()} == {0, 1}
+    held = [connections.take() for _ in range(2)]
+    assert held == [Numbered(0), Numbered(1)]
     with pytest.raises(NoneFreeError):
         connections.take()
 
 
 def test_there_are_plenty_while_at_most_half_are_in_hand() -> None:
     connections = Connections(numbered(), size=4, wait=0)
-    plenty = [connections.take() is not None and connections.plenty for _ in range(4)]
+    in_hand, plenty = [], []
+    for _ in range(4):
+        in_hand.append(connections.take())
+        plenty.append(connections.plenty)
     assert plenty == [True, True, False, False]
-    connections.give_back(3)
-    connections.give_back(2)
+    for connection in in_hand[:2]:
+        connections.give_back(connection)
     assert connections.plenty
+
+
+def test_one_that_is_lost_is_replaced() -> None:
+    connections = Connections(numbered(), size=1, wait=0.01)
+    lost = connections.take()
+    with pytest.raises(NoneFreeError):
+        connections.take()
+    del lost
+    assert connections.take() == Numbered(1)
 
 
 def test_who_waits_gets_what_is_given_back() -> None:
@@ -85,6 +102,6 @@ def test_a_forked_child_makes_its_own() -> None:
     connections.give_back(connections.take())
     pid = os.fork()
     if pid == 0:
-        os._exit(connections.take())  # 1: a second one; the parent's was 0
+        os._exit(connections.take().number)  # 1: a second one; the parent's was 0
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    assert connections.take() == 0
+    assert connections.take() == Numbered(0)
