@@ -11,7 +11,7 @@ from celery_once_fenced.runtime import Runtime
 __all__ = ["Blueprint"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Blueprint:
     """How one bound task is guarded: made at binding, after the settings are merged."""
 
@@ -20,3 +20,5 @@ class Blueprint:
     runtime: Runtime
     by_producer: bool
     """Whether a call that is published goes through a producer of Celery, for certain."""
+    refused: bool = False
+    """Whether the last call was refused: then the next is likely to be, and its message would be made for nothing."""

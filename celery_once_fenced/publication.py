@@ -82,9 +82,11 @@ class Publication:
         if not self._asks:
             return self.complete(header, None)
         call = self._call(header.key, header)
-        if gated and self._blueprint.by_producer:
+        if gated and self._blueprint.by_producer and not self._blueprint.refused:
             return self._send_gated(header.key, header, call)
-        return self.complete(header, self._admission.admit(call))
+        permit = self._admission.admit(call)
+        self._blueprint.refused = not permit.publish
+        return self.complete(header, permit)
 
     def draft(self) -> tuple[Header, Call | None]:
         """A new call before it is asked for: its header, and the question, where there is something to ask (E18).
@@ -166,6 +168,7 @@ class Publication:
                 result = self._hand_over(header, producer=gate, connection=None)
             permit = gate.passed()  # also where the producer was not used
         except NotAdmittedError as refused:
+            self._blueprint.refused = True
             return self._holders_result(key, refused.permit)
         except (DuplicateError, StoreUnavailableError):  # the answer
             raise

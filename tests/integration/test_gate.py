@@ -294,6 +294,23 @@ def test_no_store_no_call_where_the_policy_says_so(namespace: str) -> None:
 # --- interrupted ------------------------------------------------------------------------------------------------------
 
 
+def test_after_a_refusal_no_message_is_made_for_nothing(app: Celery) -> None:
+    """A storm of duplicates costs their questions; the first call that is admitted ends it."""
+    made_for: list[int] = []
+
+    class Watched(SingletonTask):
+        abstract = True
+
+        def shadow_name(self, args: Any, kwargs: Any, options: Any) -> None:
+            made_for.append(args[0])
+
+    task = declared(app, Watched)
+    for number in (1, 1, 1, 1, 2, 2, 2):
+        task.delay(number)
+    assert made_for == [1, 1, 2, 2]
+    assert len(queued(app)) == 2
+
+
 class Interrupted(BaseException):
     """As Ctrl-C, or a time limit."""
 
