@@ -1,6 +1,6 @@
 """Many calls of one task at once: asked for in batches of one round trip, published one by one (E18).
 
-While one batch is published, Redis answers for the next.
+While Redis answers for one batch, the questions of the next are made.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NotSent", "run_many", "send_many"]
 
-BATCH = 250
-"""Calls for each round trip: a few milliseconds of a Redis that others use, too.  Those of two are held unpublished."""
+BATCH = 100
+"""Calls for each round trip: a few milliseconds of a Redis that others use, too."""
 Item = tuple[Sequence[Any] | None, Mapping[str, Any] | None]
 T = TypeVar("T")
 
@@ -46,21 +46,17 @@ def send_many(task: SingletonTask, items: Iterable[Item], options: Mapping[str, 
 
     Interrupted (a time limit, Ctrl-C), it frees what is held for calls that were not published.
     """
-    items, results, asked = list(items), [], deque[_Batch]()
+    items, results = list(items), []
     given = options.get("producer") or options.get("publisher")
     with task.app.producer_or_acquire(given) as producer:
         shared = {**options, "producer": producer, "publisher": None}
-        try:
-            for batch in _batches(items, BATCH):
-                asked.append(_Batch(task, batch, shared))
-                if len(asked) > 1:
-                    results += _sent(asked)
-            while asked:
-                results += _sent(asked)
-        except BaseException:
-            for unsent in asked:
-                unsent.take_back()
-            raise
+        batches = (_Batch(task, batch, shared) for batch in _batches(items, BATCH))
+        batch = next(batches, None)
+        while batch is not None:
+            with batch:
+                following = next(batches, None)
+                results += batch.send()
+            batch = following
     return results
 
 
@@ -70,14 +66,8 @@ def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _sent(asked: deque[_Batch]) -> list[Any]:
-    results = asked[0].send()
-    asked.popleft()
-    return results
-
-
 class _Batch:
-    """Calls that were asked for together."""
+    """Calls that are asked for together, when the block begins; left by an exception, it frees what was not published."""
 
     def __init__(self, task: SingletonTask, items: Sequence[Item], options: Mapping[str, Any]) -> None:
         calls = [_or_error(_arguments, item) for item in items]
@@ -86,7 +76,17 @@ class _Batch:
             call if isinstance(call, Exception) else _or_error(publication.draft)
             for call, publication in zip(calls, self._publications, strict=True)
         ]
-        self._answers = task.blueprint.runtime.admission.ask_many([*map(_call, filter(_asks, self._drafts))])
+        self._admission = task.blueprint.runtime.admission
+
+    def __enter__(self) -> None:
+        self._answers = self._admission.ask_many([*map(_call, filter(_asks, self._drafts))])
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            return
+        for publication, draft, permit in self._left:
+            if isinstance(permit, Permit) and permit.holds:
+                publication.take_back(draft[0])
 
     def send(self) -> list[Any]:
         """Publish what may be published, and say what became of each call."""
@@ -95,12 +95,6 @@ class _Batch:
             publication, draft, permit = self._left.popleft()  # from here on it frees its hold by itself
             results.append(_complete(publication, draft, permit))
         return results
-
-    def take_back(self) -> None:
-        """Free what is held for calls that were not published."""
-        for publication, draft, permit in self._left:
-            if isinstance(permit, Permit) and permit.holds:
-                publication.take_back(draft[0])
 
     @cached_property
     def _left(self) -> deque[tuple[Publication, Any, Permit | Exception | None]]:
