@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -128,22 +128,30 @@ def test_a_duplicate_needs_no_broker(servers: Servers, namespace: str) -> None:
         assert held(app) == [first.id]  # E11
 
 
-@pytest.mark.parametrize("option", ["producer", "publisher", "connection"])
-def test_the_producer_of_the_caller_publishes_what_is_admitted(
-    app: Celery, option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+Given = tuple[dict[str, Any], Callable[[int], bool]]
+"""The option, and whether so many messages, and no other, were published over it."""
+
+
+@pytest.fixture(params=["producer", "publisher", "connection"])
+def given(request: pytest.FixtureRequest, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
+    """A producer, or a connection, of the caller's."""
     published_over: list[Any] = []
     publish = Producer.publish
-    monkeypatch.setattr(
-        Producer,
-        "publish",
-        lambda self, *args, **how: published_over.append(self.connection) or publish(self, *args, **how),
-    )
-    task = declared(app)
+
+    def noted(self: Any, *args: Any, **how: Any) -> Any:
+        published_over.append(self.connection)
+        return publish(self, *args, **how)
+
+    monkeypatch.setattr(Producer, "publish", noted)
     with app.connection_for_write() as connection:
-        given = {option: connection if option == "connection" else app.amqp.Producer(connection)}
-        results = [task.apply_async((1,), **given) for _ in range(3)]
-        assert published_over == [connection]
+        option = connection if request.param == "connection" else app.amqp.Producer(connection)
+        yield {request.param: option}, lambda times: published_over == [connection] * times
+
+
+def test_the_producer_of_the_caller_publishes_what_is_admitted(app: Celery, given: Given) -> None:
+    (options, published), task = given, declared(app)
+    results = [task.apply_async((1,), **options) for _ in range(3)]
+    assert published(1)
     assert [result.outcome.status for result in results] == ["enqueued", "duplicate", "duplicate"]
     assert [message.headers["id"] for message in queued(app)] == [results[0].id]
 
@@ -378,23 +386,10 @@ def test_many_calls_that_are_interrupted_hold_what_they_published(
     assert sorted(held(app)) == sorted(result.id for result in published)
 
 
-@pytest.mark.parametrize("option", ["producer", "publisher", "connection"])
-def test_many_calls_go_through_the_producer_of_the_caller(
-    app: Celery, option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    published_over: list[Any] = []
-    publish = Producer.publish
-
-    def noted(self: Any, *args: Any, **how: Any) -> Any:
-        published_over.append(self.connection)
-        return publish(self, *args, **how)
-
-    monkeypatch.setattr(Producer, "publish", noted)
-    task = declared(app)
-    with app.connection_for_write() as connection:
-        given = {option: connection if option == "connection" else app.amqp.Producer(connection)}
-        task.apply_many([((1,), {}), ((1,), {}), ((2,), {})], **given)
-        assert published_over == [connection] * 2
+def test_many_calls_go_through_the_producer_of_the_caller(app: Celery, given: Given) -> None:
+    (options, published), task = given, declared(app)
+    task.apply_many([((1,), {}), ((1,), {}), ((2,), {})], **options)
+    assert published(2)
 
 
 def test_an_answer_that_nobody_read_is_not_the_answer_to_the_next_question(app: Celery) -> None:
