@@ -6,9 +6,8 @@ While Redis answers for one batch, the questions of the next are made.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import states
@@ -66,6 +65,10 @@ def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
+Draft = tuple[Header, Call | None] | Exception
+Asked = tuple[Publication, Any, Permit | Exception | None]
+
+
 class _Batch:
     """Calls that are asked for together, when the block begins; left by an exception, it frees what was not published."""
 
@@ -76,7 +79,10 @@ class _Batch:
             call if isinstance(call, Exception) else _or_error(publication.draft)
             for call, publication in zip(calls, self._publications, strict=True)
         ]
+        self._left: deque[Asked] = deque(zip(self._publications, self._drafts, repeat(None), strict=False))
+        """Each call that was not published yet, with its answer; None: it was not read, or there was nothing to ask."""
         self._admission = task.blueprint.runtime.admission
+        self._answers: Callable[[], list[Permit | Exception]] | None = None
 
     def __enter__(self) -> None:
         self._answers = self._admission.ask_many([*map(_call, filter(_asks, self._drafts))])
@@ -84,24 +90,28 @@ class _Batch:
     def __exit__(self, error: object, *_: object) -> None:
         if error is None:
             return
+        self._read()  # what is held can be freed when it is held, not before
         for publication, draft, permit in self._left:
-            if isinstance(permit, Permit) and permit.holds:
+            if _asks(draft) and (permit is None or (isinstance(permit, Permit) and permit.holds)):
                 publication.take_back(draft[0])
 
     def send(self) -> list[Any]:
         """Publish what may be published, and say what became of each call."""
+        self._read()
         results = []
         while self._left:
             publication, draft, permit = self._left.popleft()  # from here on it frees its hold by itself
             results.append(_complete(publication, draft, permit))
         return results
 
-    @cached_property
-    def _left(self) -> deque[tuple[Publication, Any, Permit | Exception | None]]:
-        """Each call with its answer; None: there was nothing to ask."""
-        permits = iter(self._answers())
-        answers = [next(permits) if _asks(draft) else None for draft in self._drafts]
-        return deque(zip(self._publications, self._drafts, answers, strict=True))
+    def _read(self) -> None:
+        """Once: an interrupted reading is not taken up again."""
+        answers, self._answers = self._answers, None
+        if answers is None:
+            return
+        permits = iter(answers())
+        read = [next(permits) if _asks(draft) else None for draft in self._drafts]
+        self._left = deque(zip(self._publications, self._drafts, read, strict=True))
 
 
 def _publication(task: SingletonTask, call: Any, options: Mapping[str, Any]) -> Publication:
@@ -115,9 +125,6 @@ def _arguments(item: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
         return tuple(args or ()), dict(kwargs or {})
     except (TypeError, ValueError):
         raise TypeError(f"apply_many() takes (args, kwargs) for each call, not {item!r:.100}") from None
-
-
-Draft = tuple[Header, Call | None] | Exception
 
 
 def _asks(draft: Draft) -> bool:

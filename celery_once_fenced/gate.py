@@ -52,9 +52,8 @@ class Gate:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if (
-            error[0] is not None and self._wait is not None
-        ):  # what is held can be freed when it is held, not before
+        if error[0] is not None and self._wait is not None:
+            # What is held can be freed when it is held, not before.
             with suppress(NotAdmittedError, DuplicateError, StoreUnavailableError):
                 self.passed()
         if self._taken is not None:

@@ -170,7 +170,10 @@ class Publication:
         except NotAdmittedError as refused:
             self._blueprint.refused = True
             return self._holders_result(key, refused.permit)
-        except (DuplicateError, StoreUnavailableError):  # the answer
+        except DuplicateError:
+            self._blueprint.refused = True
+            raise
+        except StoreUnavailableError:  # nothing is known to be held; what may be is owed
             raise
         except BaseException:
             if gate.permit is None or gate.permit.holds:

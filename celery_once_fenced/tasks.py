@@ -213,7 +213,9 @@ class SingletonTask(Task):
     def apply_many(
         self, calls: Iterable[tuple[Sequence[Any] | None, Mapping[str, Any] | None]], **options: Any
     ) -> list[Any]:
-        """Call the task for each ``(args, kwargs)``, asking for many keys in one round trip (E18).
+        """Call the task for each ``(args, kwargs)``, asking for a hundred keys in one round trip (E18).
+
+        Interrupted (``SoftTimeLimitExceeded``, Ctrl-C), it frees what is held for calls that were not published.
 
         Args:
             calls: Arguments of each call.  They are read to the end before anything is sent.

@@ -50,7 +50,7 @@ class Conversation:
     ) -> None:
         self._line = line
         self._connection = line.connection
-        self._over = over
+        self._over: Callable[[Line], None] | None = over
         self._timeout = timeout
         self._clock = clock
 
@@ -68,19 +68,26 @@ class Conversation:
 
     def end(self) -> list[Any]:
         """The answers, in the order of the commands."""
+        if self._over is None:
+            raise RuntimeError("the answers were read before: the connection is another's by now")
         try:
             answers = self._answers()
         except BaseException:
             self._break_off()
             raise
-        self._over(self._line)
+        self._give_back()
         return answers
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
     def _break_off(self) -> None:
         self._connection.disconnect()
-        self._over(self._line)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        over, self._over = self._over, None
+        if over is not None:
+            over(self._line)
 
     def _ensure_open(self, deadline: float) -> None:
         """A closed connection is found out before the question is sent: to a second sending a hold that is gone is one that

@@ -363,6 +363,33 @@ def test_an_interruption_while_the_answer_is_read_leaves_no_hold(
     assert held(app) == before
 
 
+def test_an_interruption_while_many_answers_are_read_leaves_no_hold(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = declared(app)
+    task.delay(0)
+    before, end = held(app), Conversation.end
+
+    def interrupted(self: Conversation) -> list[Any]:
+        monkeypatch.undo()
+        end(self)
+        raise Interrupted
+
+    monkeypatch.setattr(Conversation, "end", interrupted)
+    with pytest.raises(Interrupted):
+        task.apply_many(((number,), {}) for number in range(2 * BATCH))
+    assert held(app) == before
+
+
+def test_a_refusal_that_is_raised_is_remembered_too(app: Celery) -> None:
+    task = declared(app, once=Once(on_duplicate="raise"))
+    task.delay(1)
+    for _ in range(2):
+        with pytest.raises(DuplicateError):
+            task.delay(1)
+        assert task.blueprint.refused
+
+
 LIMITS = [Interrupted, SoftTimeLimitExceeded]
 """What may end a body that makes many calls, at any moment."""
 
@@ -486,11 +513,17 @@ def dropped(server: RedisServer) -> None:
         client.client_kill_filter(_type="normal", skipme=True)
 
 
-@pytest.mark.parametrize("idle", [0.0, 1.2])
-def test_a_connection_that_the_server_closed(namespace: str, idle: float) -> None:
+def test_a_connection_that_the_server_closed(namespace: str) -> None:
     with start_redis() as server, made(server.url, namespace) as app:
         task = declared(app)
         task.delay(1)
         dropped(server)
-        time.sleep(idle)
         assert task.delay(1).outcome.status == "duplicate"
+
+
+def test_answers_are_read_once(app: Celery) -> None:
+    """By the second time the connection may be another's, and so the answer."""
+    answers = runtime_of(app).leases._link.send(("ECHO", "mine"))  # type: ignore[attr-defined]
+    assert answers() == ["mine"]
+    with pytest.raises(RuntimeError, match="read before"):
+        answers()

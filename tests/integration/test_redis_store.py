@@ -467,6 +467,16 @@ def test_200_threads_on_one_key_are_granted_once(
     assert client.info("stats")["total_connections_received"] - before <= size
 
 
+def test_a_hold_that_a_restart_has_lost_is_lost_and_not_released(own_server: RedisServer, make: Make) -> None:
+    """A question on the closed connection would be sent twice, and to a second sending what is gone was freed (E2)."""
+    bench = Bench(make(own_server.url))
+    bench.start("d1", "h1")
+    with redis.Redis.from_url(own_server.url) as other:
+        other.flushall()
+        other.client_kill_filter(_type="normal", skipme=True)
+    assert not bench.end("d1", "h1")
+
+
 def test_starved_threads_do_not_open_the_breaker(own_server: RedisServer, make: Make) -> None:
     """That all connections are busy says nothing about the server."""
     store = make(own_server.url, max_connections=1, socket_timeout=2)
