@@ -309,6 +309,11 @@ running: list[Worker] = []
 """The workers of the test process, for the report of a test that failed."""
 
 
+def was_busy(task_id: str) -> bool:
+    """Whether a worker has turned a delivery of the task away, because another ran under its key."""
+    return any(f"task_id={task_id} why=busy" in worker.log() for worker in running)
+
+
 class Worker:
     """A worker's parent process and its children."""
 
