@@ -20,6 +20,7 @@ from celery_once import QueueOnce
 
 from celery_once_fenced import FencedTask, Once, current_grant
 from example_project.servers import POSTGRES_VARIABLE
+from tests.acceptance.redelivery import restore_every_second
 
 SETTINGS = "CHAOS_SETTINGS"
 POSTGRES = "chaos_postgres"
@@ -93,6 +94,7 @@ def build(settings: Mapping[str, Any]) -> Celery:
 def _of_worker() -> Celery:
     import django
 
+    restore_every_second()
     settings = json.loads(os.environ[SETTINGS])
     os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
     os.environ[POSTGRES_VARIABLE] = settings[POSTGRES]

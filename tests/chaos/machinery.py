@@ -27,7 +27,8 @@ OPEN_BODY = """
     select f.worker from pg_stat_activity a join once_fenced_fence f on a.application_name = 'once_fenced:' || f.holder
     where a.state = 'idle in transaction' limit 1
 """
-LEFT = re.compile(r"execution\.(?:deferred|republished)|Task \S+ ignored")
+DELIVERY = re.compile(r"Task \S+\] (?:received|ignored|(?P<over>succeeded|raised))")
+"""Where a delivery begins and ends; ``over``: nothing was published in its place, and it was not to come again."""
 EVICTION = re.compile(r"once_fenced:\S+ FATAL:  terminating connection due to administrator command")
 REFUSED = re.compile(r"fence\.rejected .* then=(?:leave|replay|defer)")
 
@@ -111,9 +112,11 @@ class Machinery:
         return sorted(line for line in lines if any(task_id in line for task_id in task_ids))
 
     def was_on_its_way(self, task_id: str) -> bool:
-        """Whether the last that is known of a call is that it was published, by its caller or by a deferral."""
-        told = self.told([task_id])
-        return not told or LEFT.search(told[-1]) is not None
+        """Whether the last that is known of a call is that it was published, by its caller or by a deferral, or that a
+        worker received it and came to no end with it: then it was to be delivered again.
+        """
+        deliveries = [found for line in self.told([task_id]) if (found := DELIVERY.search(line))]
+        return not deliveries or deliveries[-1]["over"] is None
 
     @property
     def lost_replies(self) -> int:
