@@ -67,18 +67,12 @@ class Admission:
         self._leases = leases
         self._arrears = arrears or Arrears(leases)
 
-    def admit(self, call: Call) -> Permit:
-        """Take q for a call, or say who holds the key.
-
-        Raises ``DuplicateError`` and ``StoreUnavailableError`` only where the policy says ``raise`` and nothing waits
-        for this very call (E12).
-        """
-        return self.ask(call)()
-
     def ask(self, call: Call) -> Callable[[], Permit]:
-        """The same for who has something to do meanwhile: what is returned waits for the permit, or raises.
+        """Ask to take q for a call.  What is returned waits for the answer, who holds the key if not this call; it is to be
+        called, and once.
 
-        It is to be called, and once.
+        That raises ``DuplicateError`` and ``StoreUnavailableError`` only where the policy says ``raise`` and nothing waits
+        for this very call (E12).
         """
         answers = self._begin([call])
         return lambda: self._answered(call, answers()[0])

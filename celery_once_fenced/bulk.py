@@ -74,7 +74,8 @@ class _Batch:
 
     def __init__(self, task: SingletonTask, items: Sequence[Item], options: Mapping[str, Any]) -> None:
         calls = [_or_error(_arguments, item) for item in items]
-        self._publications = [_publication(task, call, options) for call in calls]
+        eager = task.app.conf.task_always_eager
+        self._publications = [_publication(task, call, options, eager=eager) for call in calls]
         self._drafts = [
             call if isinstance(call, Exception) else _or_error(publication.draft)
             for call, publication in zip(calls, self._publications, strict=True)
@@ -85,12 +86,18 @@ class _Batch:
         self._answers: Callable[[], list[Permit | Exception]] | None = None
 
     def __enter__(self) -> None:
-        self._answers = self._admission.ask_many([*map(_call, filter(_asks, self._drafts))])
+        try:
+            self._answers = self._admission.ask_many([*map(_call, filter(_asks, self._drafts))])
+        except BaseException:
+            self._take_back()
+            raise
 
     def __exit__(self, error: object, *_: object) -> None:
-        if error is None:
-            return
-        self._read()  # what is held can be freed when it is held, not before
+        if error is not None:
+            self._read()  # what is held can be freed when it is held, not before
+            self._take_back()
+
+    def _take_back(self) -> None:
         for publication, draft, permit in self._left:
             if _asks(draft) and (permit is None or (isinstance(permit, Permit) and permit.holds)):
                 publication.take_back(draft[0])
@@ -100,8 +107,8 @@ class _Batch:
         self._read()
         results = []
         while self._left:
-            publication, draft, permit = self._left.popleft()  # from here on it frees its hold by itself
-            results.append(_complete(publication, draft, permit))
+            results.append(_complete(*self._left[0]))
+            self._left.popleft()
         return results
 
     def _read(self) -> None:
@@ -114,9 +121,9 @@ class _Batch:
         self._left = deque(zip(self._publications, self._drafts, read, strict=True))
 
 
-def _publication(task: SingletonTask, call: Any, options: Mapping[str, Any]) -> Publication:
+def _publication(task: SingletonTask, call: Any, options: Mapping[str, Any], *, eager: bool) -> Publication:
     args, kwargs = ((), {}) if isinstance(call, Exception) else call
-    return Publication(task, args, kwargs, None, dict(options))
+    return Publication(task, args, kwargs, None, dict(options), eager=eager)
 
 
 def _arguments(item: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

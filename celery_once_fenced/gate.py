@@ -18,7 +18,7 @@ __all__ = ["Gate", "NotAdmittedError"]
 
 
 class NotAdmittedError(Exception):
-    """The call is not to be published.  Seen by who opened the gate, and by what wraps Celery's ``apply_async``."""
+    """The call is not to be published.  Seen by Celery's own code between the producer and who opened the gate."""
 
     def __init__(self, permit: Permit) -> None:
         super().__init__(f"not published: {permit.status}")
@@ -38,8 +38,9 @@ class Gate:
         producers: Callable[[], AbstractContextManager[Any]],
         stamp: Callable[[dict[str, Any], Permit], None],
     ) -> None:
-        self.permit: Permit | None = None
-        """None: nobody has read the answer yet, or its reading was interrupted; then the key may be held."""
+        self.holds = False
+        """Whether the key may be held for a message that is not out: from the question on, until the answer says no."""
+        self._permit: Permit | None = None
         self._ask = ask
         self._wait: Callable[[], Permit] | None = None
         self._producers = producers
@@ -48,6 +49,7 @@ class Gate:
         self._producer: Any = None
 
     def __enter__(self) -> Gate:
+        self.holds = True
         self._wait = self._ask()
         return self
 
@@ -70,17 +72,22 @@ class Gate:
     def publish(self, body: Any, *how: Any, headers: dict[str, Any] | None = None, **more: Any) -> Any:
         """As kombu's.  Raises ``NotAdmittedError``, and what the question raises."""
         producer = self._admitted()
-        if headers and HEADER in headers:  # not an event, whose headers are those of all events
-            self._stamp(headers, self.passed())
-        return producer.publish(body, *how, headers=headers, **more)
+        if not headers or HEADER not in headers:  # an event, whose headers are those of all events
+            return producer.publish(body, *how, headers=headers, **more)
+        self._stamp(headers, self.passed())
+        published = producer.publish(body, *how, headers=headers, **more)
+        self.holds = (
+            False  # from here on it is held for the message, whatever becomes of the call that made it
+        )
+        return published
 
     def passed(self) -> Permit:
         """The permit to publish.  Raises ``NotAdmittedError``, and what the question raises."""
-        if self.permit is None:
-            self.permit = self._answer()
-        if not self.permit.publish:
-            raise NotAdmittedError(self.permit)
-        return self.permit
+        if self._permit is None:
+            self._permit = self._answer()
+        if not self._permit.publish:
+            raise NotAdmittedError(self._permit)
+        return self._permit
 
     def _admitted(self) -> Any:
         if self._producer is None:
@@ -93,4 +100,10 @@ class Gate:
         wait, self._wait = self._wait, None
         if wait is None:
             raise RuntimeError("the answer was read before, and was an error")
-        return wait()
+        try:
+            permit = wait()
+        except (DuplicateError, StoreUnavailableError):  # nothing is held; what may be is owed
+            self.holds = False
+            raise
+        self.holds = permit.holds
+        return permit

@@ -11,10 +11,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -23,12 +24,13 @@ from kombu.utils.uuid import uuid
 
 from celery_once_fenced import kept
 from celery_once_fenced.admission import Admission, Call, Permit
-from celery_once_fenced.errors import DuplicateError, GrantError, StoreUnavailableError
+from celery_once_fenced.errors import DuplicateError, GrantError
 from celery_once_fenced.gate import Gate, NotAdmittedError
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import Key, new_id
 from celery_once_fenced.lease import queued_hold
 from celery_once_fenced.outcome import Outcome
+from celery_once_fenced.publishers import celery_is_bare
 from celery_once_fenced.stores import Enqueue, Mode
 
 if TYPE_CHECKING:
@@ -54,20 +56,21 @@ class Publication:
         kwargs: Mapping[str, Any],
         task_id: str | None,
         options: dict[str, Any],
+        *,
+        eager: bool = False,
     ) -> None:
         self.task = task
         self._blueprint = task.blueprint
+        self._by_producer = self._blueprint.by_producer and not eager and celery_is_bare()
         self.args = args
         self.kwargs = kwargs
-        self.task_id = task_id or uuid()
+        self.task_id = _plain(task_id) if task_id else uuid()
         self.options = options
         self.preassigned = task_id is not None
+        self._gate: Gate | None = None
 
-    def send(self, *, bypass: bool, once_key: str | None, gated: bool = False) -> Any:
-        """Ask the guard, publish, and say what became of it.
-
-        ``gated``: the answer may come while Celery makes the message (``gate``), where it is Celery that publishes.
-        """
+    def send(self, *, bypass: bool, once_key: str | None) -> Any:
+        """Ask the guard, publish, and say what became of it."""
         before = self._header_before
         if bypass or (before is not None and before.bypass):
             return self._send_unguarded("bypassed", refused=bypass)
@@ -81,12 +84,7 @@ class Publication:
             return self._send_successor(header.key, self._continued(header))
         if not self._asks:
             return self.complete(header, None)
-        call = self._call(header.key, header)
-        if gated and self._blueprint.by_producer and not self._blueprint.refused:
-            return self._send_gated(header.key, header, call)
-        permit = self._admission.admit(call)
-        self._blueprint.refused = not permit.publish
-        return self.complete(header, permit)
+        return self._send_asked(header.key, header, self._call(header.key, header))
 
     def draft(self) -> tuple[Header, Call | None]:
         """A new call before it is asked for: its header, and the question, where there is something to ask (E18).
@@ -101,11 +99,15 @@ class Publication:
         """Publish as the permit says (None: there was nothing to ask), and say what became of the call."""
         if header.key is None:
             return self._send_unguarded("no_key", refused=False)
-        return self._send_permitted(header.key, header, permit or Permit("enqueued", "free"))
+        given = permit or Permit("enqueued", "free")
+        if not given.publish:
+            return self._holders_result(header.key, given)
+        result, given = self._send(header.key, header, lambda: lambda: given)
+        return self._published(result, header.key, header, given)
 
     def take_back(self, header: Header) -> None:
-        """Free what is held for this call, which will not be published."""
-        if header.key is not None:
+        """Free what may be held for this call without a message that is out; it will not be published."""
+        if header.key is not None and (self._gate is None or self._gate.holds):
             self._take_back(header.key, header)
 
     def _header(self, packed: Header, once_key: str | None) -> Header:
@@ -149,37 +151,44 @@ class Publication:
 
     # --- the three ways -----------------------------------------------------------------------------------------------
 
-    def _send_permitted(self, key: Key, header: Header, permit: Permit) -> Any:
-        if not permit.publish:
-            return self._holders_result(key, permit)
-        header = self._permitted(header, permit)
-        result = self._publish(header, withdraw=permit.holds)
-        return self._published(result, key, header, permit)
-
-    def _send_gated(self, key: Key, header: Header, call: Call) -> Any:
-        """Celery makes the message while Redis answers."""
-        gate = Gate(
-            lambda: self._admission.ask(call),
-            self._producers,
-            lambda headers, permit: self._stamp(headers, header, permit),
-        )
+    def _send_asked(self, key: Key, header: Header, call: Call) -> Any:
+        blueprint = self._blueprint
         try:
-            with gate:
-                result = self._hand_over(header, producer=gate, connection=None)
-            permit = gate.passed()  # also where the producer was not used
+            ask = partial(self._admission.ask, call)
+            result, permit = self._send(key, header, ask, answer_first=blueprint.refused)
         except NotAdmittedError as refused:
-            self._blueprint.refused = True
+            blueprint.refused = True
             return self._holders_result(key, refused.permit)
         except DuplicateError:
-            self._blueprint.refused = True
+            blueprint.refused = True
             raise
-        except StoreUnavailableError:  # nothing is known to be held; what may be is owed
-            raise
-        except BaseException:
-            if gate.permit is None or gate.permit.holds:
-                self._take_back(key, header)
-            raise
+        blueprint.refused = False
         return self._published(result, key, header, permit)
+
+    def _send(
+        self, key: Key, header: Header, ask: Callable[[], Callable[[], Permit]], *, answer_first: bool = False
+    ) -> tuple[Any, Permit]:
+        """Hand the call to Celery, with what the answer says; left by an exception, no key is held for a message that is not
+        out (E11).
+
+        Celery makes the message while Redis answers, but for ``answer_first``, and where another publishes in its place.
+        """
+        gate = self._gate = Gate(ask, self._producers, partial(self._stamp, header))
+        try:
+            with gate:
+                if answer_first or not self._by_producer:
+                    gate.passed()
+                if self._by_producer:
+                    result = self._hand_over(header, producer=gate, connection=None)
+                else:
+                    result = self._hand_over(self._permitted(header, gate.passed()))
+                    gate.holds = False
+            return result, gate.passed()  # asked for here where a producer was not used after all
+        except BaseException:
+            if gate.holds:
+                self._take_back(key, header)
+                gate.holds = False
+            raise
 
     def _producers(self) -> AbstractContextManager[Any]:
         """What Celery would publish through: the producer or the connection of the call, else one of its pool."""
@@ -191,7 +200,7 @@ class Publication:
             return app.producer_pool.acquire(block=True)  # type: ignore[no-any-return]  # untyped
         return app.producer_or_acquire(given)  # type: ignore[no-any-return]
 
-    def _stamp(self, headers: dict[str, Any], asked: Header, permit: Permit) -> None:
+    def _stamp(self, asked: Header, headers: dict[str, Any], permit: Permit) -> None:
         header = self._permitted(asked, permit)
         if header is not asked:
             headers[HEADER] = header.dump()
@@ -226,18 +235,19 @@ class Publication:
             republished=0,
             waiting_since=0,
         )
-        policy = self._blueprint.policy
+        result, permit = self._send(key, header, lambda: partial(self._succeed, key, header))
+        return self._with_outcome(result, permit, key.text)
+
+    def _succeed(self, key: Key, header: Header) -> Permit:
+        policy, seq = self._blueprint.policy, header.seq
         if policy.span.sets_q and policy.unique != "until_expired":
-            question = self._question(key, header, "successor", policy.queue_hold)
-            header = replace(header, seq=self._admission.succeed(question))
-        result = self._publish(header, withdraw=True)
-        result.outcome = Outcome(status="enqueued", reason="retry", key=key.text, task_id=self.task_id)
-        return result
+            seq = self._admission.succeed(self._question(key, header, "successor", policy.queue_hold))
+        return Permit("enqueued", "retry", seq=seq)
 
     def _send_unguarded(self, reason: str, *, refused: bool) -> Any:
         if refused and self._blueprint.policy.tier == "correctness":
             raise GrantError(f"task {self.task.name} is in the correctness tier: once=False is refused")
-        result = self._publish(Header(bypass=True), withdraw=False)
+        result = self._hand_over(Header(bypass=True))
         result.outcome = Outcome(status="unguarded", reason=reason, key=None, task_id=self.task_id)
         return result
 
@@ -290,14 +300,6 @@ class Publication:
         except Exception:  # noqa: BLE001  # a result backend that cannot be asked says nothing: the hold stands
             return False
 
-    def _publish(self, header: Header, *, withdraw: bool) -> Any:
-        try:
-            return self._hand_over(header)
-        except BaseException:
-            if withdraw and header.key is not None:  # nothing was sent, nothing is held (E11)
-                self._take_back(header.key, header)
-            raise
-
     def _hand_over(self, header: Header, **options: Any) -> Any:
         headers = {**(self.options.get("headers") or {}), HEADER: header.dump()}
         return self.task.publish(
@@ -317,3 +319,8 @@ class Publication:
         else:
             result.outcome = Outcome.held_by(permit.by, status=permit.status, reason=permit.reason, key=key)
         return result
+
+
+def _plain(task_id: Any) -> Any:
+    """Of a member of an enumeration of texts ``str()`` makes its name, and JSON its text: that counts."""
+    return str.__str__(task_id) if isinstance(task_id, str) else task_id

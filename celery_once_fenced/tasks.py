@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
-from celery.app.base import Celery
 from celery.app.task import Task
 from celery.exceptions import Reject
 from celery.result import AsyncResult
@@ -30,6 +29,7 @@ from celery_once_fenced.keys import KeyRecipe
 from celery_once_fenced.outcome import Outcome
 from celery_once_fenced.policy import Once, Policy
 from celery_once_fenced.publication import Publication
+from celery_once_fenced.publishers import is_celery
 from celery_once_fenced.runtime import Runtime, runtime_of
 
 __all__ = ["Blueprint", "FencedTask", "SingletonTask"]
@@ -104,13 +104,8 @@ class SingletonTask(Task):
         if cls.track_started:  # STARTED is stored after the grant, never before (E9)
             cls._track_started, cls.track_started = True, False
         cls._check_serializer(policy)
-        cls._blueprint = Blueprint(policy, cls._recipe(runtime, policy), runtime, cls._goes_by_producer(app))
-
-    @classmethod
-    def _goes_by_producer(cls, app: Any) -> bool:
-        """Whether Celery itself publishes: what stands in its place may keep a message for later, without a producer."""
-        send = getattr(app.send_task, "__func__", None)
-        return send is Celery.send_task and super().apply_async is Task.apply_async
+        by_producer = is_celery(app, super().apply_async)
+        cls._blueprint = Blueprint(policy, cls._recipe(runtime, policy), runtime, by_producer)
 
     @classmethod
     def _check_serializer(cls, policy: Policy) -> None:
@@ -205,10 +200,11 @@ class SingletonTask(Task):
         enforcer = enforcer_of(self)
         if self.app.conf["task_always_eager"] and enforcer is None:
             return self._eager(args, kwargs, task_id, options)
-        publication = Publication(self, args or (), kwargs or {}, task_id, options)
         if enforcer is not None:
+            publication = Publication(self, args or (), kwargs or {}, task_id, options, eager=True)
             return enforcer.send(publication, bypass=not once, once_key=once_key)
-        return publication.send(bypass=not once, once_key=once_key, gated=True)
+        publication = Publication(self, args or (), kwargs or {}, task_id, options)
+        return publication.send(bypass=not once, once_key=once_key)
 
     def apply_many(
         self, calls: Iterable[tuple[Sequence[Any] | None, Mapping[str, Any] | None]], **options: Any

@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from enum import Enum
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from celery_once_fenced import DuplicateError, Once, SingletonTask, StoreUnavail
 from celery_once_fenced.bulk import BATCH
 from celery_once_fenced.header import HEADER
 from celery_once_fenced.runtime import runtime_of
+from celery_once_fenced.stores.redis_connections import Connections
 from celery_once_fenced.stores.redis_conversation import Conversation
 from celery_once_fenced.stores.redis_link import RedisLink
 from example_project.servers import RedisServer, Servers, start_redis
@@ -242,6 +244,31 @@ def test_the_outcome_is_known_where_celery_was_replaced_by_a_mock(
     assert (task.delay(1).outcome.status, status_of(task)) == ("enqueued", "duplicate")
 
 
+@pytest.mark.parametrize(("of", "method"), [(Task, "apply_async"), (Celery, "send_task")])
+@pytest.mark.parametrize("on_duplicate", ["return_existing", "raise"])
+def test_what_is_wrapped_around_celery_sees_what_is_published_and_no_error(
+    app: Celery, of: Any, method: str, on_duplicate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instrumentation that takes what passes through it for an error of the caller's."""
+    do, seen = getattr(of, method), []
+
+    @wraps(do)
+    def watched(*args: Any, **options: Any) -> Any:
+        try:
+            result = do(*args, **options)
+        except BaseException as error:
+            seen.append(type(error).__name__)
+            raise
+        seen.append(result.id)
+        return result
+
+    task = declared(app, once=Once(on_duplicate=on_duplicate))
+    monkeypatch.setattr(of, method, watched)
+    first = task.delay(1)
+    assert [status_of(task) for _ in range(2)] == ["duplicate"] * 2
+    assert seen == [first.id]
+
+
 def status_of(task: Any) -> str:
     try:
         return str(task.delay(1).outcome.status)
@@ -342,43 +369,142 @@ def test_an_interruption_between_question_and_answer_leaves_no_hold(app: Celery)
     assert [task.delay(1).outcome.status for _ in range(2)] == ["enqueued", "duplicate"]
 
 
-@pytest.mark.parametrize("once", [Once(), Once(on_duplicate="replace")], ids=["once", "replace"])
-def test_an_interruption_while_the_answer_is_read_leaves_no_hold(
-    app: Celery, once: Once, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The key is held by then, and nobody knows it."""
-    task = declared(app, once=once)
-    task.delay(1)
-    before = held(app)
-    end = Conversation.end
+@contextmanager
+def interrupted(method: str) -> Iterator[None]:
+    """Interrupted in the next conversation with Redis, when the server has done what it was asked to, and nobody knows."""
+    do = getattr(Conversation, method)
 
-    def interrupted(self: Conversation) -> list[Any]:
-        monkeypatch.undo()
-        end(self)
+    def interrupting(self: Conversation, *about: Any) -> Any:
+        patched.undo()
+        do(self, *about)
+        if method == "begin":
+            self.end()
         raise Interrupted
 
-    monkeypatch.setattr(Conversation, "end", interrupted)
-    with pytest.raises(Interrupted):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Conversation, method, interrupting)
+        with pytest.raises(Interrupted):
+            yield
+
+
+SENT_OR_READ = pytest.mark.parametrize("method", ["begin", "end"])
+
+
+@SENT_OR_READ
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("once", [Once(), Once(on_duplicate="replace")], ids=["once", "replace"])
+def test_an_interruption_while_a_call_is_asked_for_leaves_no_hold(
+    app: Celery, once: Once, refused: bool, method: str
+) -> None:
+    task = declared(app, once=once)
+    task.delay(1)
+    before, task.blueprint.refused = held(app), refused
+    with interrupted(method):
         task.delay(1 if once.given() else 2)  # which displaces the first
     assert held(app) == before
 
 
-def test_an_interruption_while_many_answers_are_read_leaves_no_hold(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
+@SENT_OR_READ
+def test_an_interruption_where_another_publishes_leaves_no_hold(
+    servers: Servers, namespace: str, method: str
 ) -> None:
+    with made(servers.redis_url, namespace, of_app=OutboxApp) as app:
+        with interrupted(method):
+            declared(app).delay(1)
+        assert held(app) == []
+
+
+@SENT_OR_READ
+@pytest.mark.parametrize("plenty", [False, True])
+def test_an_interruption_while_many_are_asked_for_leaves_no_hold(
+    app: Celery, method: str, plenty: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where few connections are left, the answers are read when the questions are sent."""
     task = declared(app)
     task.delay(0)
-    before, end = held(app), Conversation.end
-
-    def interrupted(self: Conversation) -> list[Any]:
-        monkeypatch.undo()
-        end(self)
-        raise Interrupted
-
-    monkeypatch.setattr(Conversation, "end", interrupted)
-    with pytest.raises(Interrupted):
+    before = held(app)
+    monkeypatch.setattr(Connections, "plenty", plenty)
+    with interrupted(method):
         task.apply_many(((number,), {}) for number in range(2 * BATCH))
     assert held(app) == before
+
+
+@SENT_OR_READ
+def test_an_interruption_while_a_retry_is_asked_for_leaves_no_hold(app: Celery, method: str) -> None:
+    task = declared(app)
+    first = task.delay(1)
+    (message,) = queued(app)
+    runtime_of(app).leases.release(digest_of(app), "q", message.headers[HEADER]["id"])  # as its start does
+    with interrupted(method):
+        task.apply_async((1,), task_id=first.id, retries=1, headers={HEADER: message.headers[HEADER]})
+    assert (held(app), queued(app)) == ([], [])
+
+
+def digest_of(app: Celery) -> str:
+    (hold,) = runtime_of(app).leases.holds()
+    return hold.digest
+
+
+@contextmanager
+def interrupted_after_publish() -> Iterator[None]:
+    def interrupt(**_: Any) -> None:
+        raise Interrupted
+
+    signals.after_task_publish.connect(interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            yield
+    finally:
+        signals.after_task_publish.disconnect(interrupt)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_an_interruption_after_the_publish_leaves_the_hold_to_the_message(app: Celery, refused: bool) -> None:
+    task = declared(app)
+    task.blueprint.refused = refused
+    with interrupted_after_publish():
+        task.delay(1)
+    assert held(app) == [message.headers["id"] for message in queued(app)] != []
+
+
+def test_many_calls_interrupted_after_a_publish_leave_its_hold_to_the_message(app: Celery) -> None:
+    task = declared(app)
+    with interrupted_after_publish():
+        task.apply_many(((number,), {}) for number in range(2 * BATCH))
+    assert held(app) == [message.headers["id"] for message in queued(app)] != []
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_refusal_of_a_call_that_celery_makes_meanwhile_is_not_this_calls(
+    app: Celery, refused: bool
+) -> None:
+    """A router, or a handler of before_task_publish, may call another task, and what that raises goes through."""
+
+    class Calling(SingletonTask):
+        abstract = True
+
+        def shadow_name(self, args: Any, kwargs: Any, options: Any) -> None:
+            inner.delay(1)
+
+    inner = declared(app, name="shop.inner", once=Once(on_duplicate="raise"))
+    holder = inner.delay(1)
+    task = declared(app, Calling)
+    task.blueprint.refused = refused
+    with pytest.raises(DuplicateError, match=holder.id):
+        task.delay(1)
+    assert held(app) == [holder.id]
+
+
+class Ids(str, Enum):  # noqa: UP042  # whose str() is its text
+    NIGHTLY = "nightly-1"
+
+
+def test_a_task_id_of_another_kind_of_text_is_what_celery_makes_of_it(app: Celery) -> None:
+    task = declared(app)
+    result = task.apply_async((1,), task_id=Ids.NIGHTLY)
+    (message,) = queued(app)
+    assert [message.headers["id"], *held(app), str(result.id)] == ["nightly-1"] * 3
+    assert task.delay(1).id == "nightly-1"
 
 
 def test_a_refusal_that_is_raised_is_remembered_too(app: Celery) -> None:

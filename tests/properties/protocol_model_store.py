@@ -195,7 +195,7 @@ class Memory:
         question = replace(question, call=str(call) if span.keeps_last and not awaited else "")
         self._now = NOW + call * TICK  # so that numbers go up, whatever the store has forgotten
         try:
-            return self._admission.admit(self._call(question, awaited))
+            return self._admission.ask(self._call(question, awaited))()
         finally:
             self._now = NOW
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_once_fenced.admission import Admission, Call
+from celery_once_fenced.admission import Admission, Call, Permit
 from celery_once_fenced.decisions import in_line_since
 from celery_once_fenced.errors import (
     ConfigError,
@@ -429,14 +429,18 @@ def call(name: str = "c1", **fields: Any) -> Call:
     return Call(question=question, **{**defaults, **fields})
 
 
+def admit(admission: Admission, call: Call) -> Permit:
+    return admission.ask(call)()
+
+
 def test_first_call_is_admitted_in_one_round_trip(bench: Bench, admission: Admission) -> None:
-    permit = admission.admit(call())
+    permit = admit(admission, call())
     assert (permit.status, permit.publish, bench.leases.asked) == ("enqueued", True, ["begin_enqueue"])
 
 
 def test_second_call_is_told_who_holds_the_key(bench: Bench, admission: Admission) -> None:
-    admission.admit(call())
-    permit = admission.admit(call("c2"))
+    admit(admission, call())
+    permit = admit(admission, call("c2"))
     assert permit.by is not None
     assert (permit.status, permit.reason, permit.by.task_id) == ("duplicate", "queued", "task of c1")
     assert not permit.publish
@@ -444,27 +448,27 @@ def test_second_call_is_told_who_holds_the_key(bench: Bench, admission: Admissio
 
 def test_call_while_another_runs_is_told_so(bench: Bench, admission: Admission) -> None:
     start(bench, delivery())
-    assert admission.admit(call("c2")).reason == "running"
+    assert admit(admission, call("c2")).reason == "running"
 
 
 def test_duplicate_raises_where_the_policy_says_so(admission: Admission) -> None:
-    admission.admit(call())
+    admit(admission, call())
     with pytest.raises(DuplicateError) as raised:
-        admission.admit(call("c2", raises=True))
+        admit(admission, call("c2", raises=True))
     assert raised.value.args == ("shop.post:1", "task of c1")
 
 
 def test_awaited_duplicate_is_published_and_never_raises(admission: Admission) -> None:
-    admission.admit(call())
-    permit = admission.admit(call("c2", raises=True, awaited=True))
+    admit(admission, call())
+    permit = admit(admission, call("c2", raises=True, awaited=True))
     assert (permit.status, permit.publish) == ("awaiting", True)
 
 
 def test_hold_outlives_the_delay_but_not_the_expiry(bench: Bench, admission: Admission) -> None:
-    admission.admit(call(delay=600.0))
+    admit(admission, call(delay=600.0))
     assert left(bench) == 4200.0
     admission.withdraw(key().digest, "c1")
-    admission.admit(call(delay=600.0, expires=700.0))
+    admit(admission, call(delay=600.0, expires=700.0))
     assert left(bench) == 700.0
 
 
@@ -473,21 +477,21 @@ def left(bench: Bench) -> float:
 
 
 def test_revoked_delayed_hold_is_no_hold(admission: Admission) -> None:
-    admission.admit(call(delay=600.0))
-    assert admission.admit(call("c2", revoked=lambda task_id: task_id == "task of c1")).status == "enqueued"
+    admit(admission, call(delay=600.0))
+    assert admit(admission, call("c2", revoked=lambda task_id: task_id == "task of c1")).status == "enqueued"
 
 
 def test_backend_is_not_asked_about_a_hold_without_delay(admission: Admission) -> None:
     def asked(task_id: str) -> bool:
         raise AssertionError("a round trip for every duplicate")
 
-    admission.admit(call())
-    assert admission.admit(call("c2", revoked=asked)).status == "duplicate"
+    admit(admission, call())
+    assert admit(admission, call("c2", revoked=asked)).status == "duplicate"
 
 
 def test_without_redis_calls_are_published_unguarded(bench: Bench, admission: Admission) -> None:
     bench.leases.away = {"all"}
-    permit = admission.admit(call())
+    permit = admit(admission, call())
     assert (permit.status, permit.reason, permit.publish) == ("unguarded", "store_unavailable", True)
 
 
@@ -496,22 +500,22 @@ def test_hold_that_a_hung_redis_takes_when_it_wakes_does_not_suppress_the_next_c
 ) -> None:
     bench.leases.away = {"begin_enqueue"}
     first = call()
-    admission.admit(first)
+    admit(admission, first)
     bench.leases.away = set()
     bench.leases.enqueue(first.question)  # what it was sent and did not answer
-    assert admission.admit(call("c2")).status == "enqueued"
+    assert admit(admission, call("c2")).status == "enqueued"
 
 
 def test_without_redis_a_strict_call_raises_unless_awaited(bench: Bench, admission: Admission) -> None:
     bench.leases.away = {"all"}
     with pytest.raises(StoreUnavailableError):
-        admission.admit(call(strict=True))
+        admit(admission, call(strict=True))
     assert not bench.named("call.unguarded")
-    assert admission.admit(call(strict=True, awaited=True)).publish
+    assert admit(admission, call(strict=True, awaited=True)).publish
 
 
 def test_withdrawn_call_frees_only_its_own_hold(bench: Bench, admission: Admission) -> None:
-    admission.admit(call())
+    admit(admission, call())
     admission.withdraw(key().digest, "another")
     assert bench.leases.slots() == {"q": "task of c1"}
     admission.withdraw(key().digest, "c1")
