@@ -6,7 +6,8 @@ The gate stands in the task's ``__call__``, around the body, because none of Cel
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -123,13 +124,14 @@ def _ignores_result(task: SingletonTask, request: Any) -> bool:
 
 
 def _defer(task: SingletonTask, request: Any, ex: Execution, aside: Defer) -> Any:
-    deferred = task.blueprint.runtime.admission.defer(_deferral(ex, aside))
+    with _coming_back(task, request, ex.digest, ex.delivery):
+        deferred = task.blueprint.runtime.admission.defer(_deferral(ex, aside))
     if deferred is not None and deferred.overflow:
         _overflow(task, request, ex, deferred.waiters)
     header = _header(ex, delivery=ex.delivery, deferrals=ex.deferrals + 1, republished=ex.republished)
     since = in_line_since(ex, aside, deferred)
     header = replace(header, answer_from=aside.answer_from or ex.answer_from, waiting_since=since)
-    _publish_again(task, request, header, aside.seconds)
+    _publish_again(task, request, ex, header, aside.seconds)
     emit(
         "execution.deferred",
         key=ex.digest,
@@ -166,7 +168,7 @@ def _overflow(task: SingletonTask, request: Any, ex: Execution, waiters: int) ->
 
 def _again(task: SingletonTask, request: Any, ex: Execution, aside: Again) -> Any:
     header = _header(ex, delivery=new_id(), deferrals=0, republished=ex.republished + 1)
-    _publish_again(task, request, header, aside.seconds)
+    _publish_again(task, request, ex, header, aside.seconds)
     emit(
         "execution.republished",
         key=ex.digest,
@@ -192,19 +194,30 @@ def _header(ex: Execution, *, delivery: str, deferrals: int, republished: int) -
     )
 
 
-def _publish_again(task: SingletonTask, request: Any, header: Header, seconds: float) -> None:
+def _publish_again(task: SingletonTask, request: Any, ex: Execution, header: Header, seconds: float) -> None:
     """Publish the same message: same task id and retries.  It is acknowledged only after that succeeded (D1)."""
     signature = task.signature_from_request(request, countdown=seconds, retries=request.retries)
     headers = {**(signature.options.get("headers") or {}), HEADER: header.dump()}
     options = {**signature.options, "headers": headers}
     task_id = options.pop("task_id")
-    try:
+    with _coming_back(task, request, ex.digest, header.delivery):
         task.publish(signature.args, signature.kwargs, task_id, options)
-    except Exception as error:
+
+
+@contextmanager
+def _coming_back(task: SingletonTask, request: Any, digest: str, delivery: str) -> Iterator[None]:
+    """Where the block fails, the broker has its message back; one that is acknowledged already will not run, and holds
+    nothing (D1, E11).
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not task.acks_late:
+            task.blueprint.runtime.admission.withdraw(digest, delivery)
+        if not isinstance(error, Exception):  # the process is to end
+            raise
         if task.acks_late:
             raise Reject(f"could not be deferred: {error}", requeue=True) from error
-        if header.key is not None:  # acknowledged already, so it will not run (E11)
-            task.blueprint.runtime.admission.withdraw(header.key.digest, header.delivery)
         raise DeferralFailedError(request.id, str(error)) from error
 
 

@@ -6,7 +6,8 @@ A question is one or more commands, sent together.  Within ``timeout`` seconds i
 - if the answer does not come within half of what is left then, or the connection breaks, or the server has
   become a replica, the question is sent a second time, on a fresh connection: every script takes a question
   that it has already answered for what it is (E3);
-- making a connection counts, and may take ``connect_timeout``; the system bounds the look-up of a host name.
+- making a connection counts, and may take ``connect_timeout``; the system bounds the look-up of a host name, and each
+  part of an answer that comes in parts may take as long as a whole one.
 
 Commands are packed and connections kept by the plugin itself (``redis_conversation``, ``redis_connections``): what
 redis-py does for them on its way through client and pool would cost more than the server takes to answer.
