@@ -14,7 +14,10 @@ from celery_once_fenced.admission import Permit
 from celery_once_fenced.errors import DuplicateError, StoreUnavailableError
 from celery_once_fenced.header import HEADER
 
-__all__ = ["Gate", "NotAdmittedError"]
+__all__ = ["Ask", "Gate", "NotAdmittedError"]
+
+Ask = Callable[[], Callable[[], Permit]]
+"""Sends the question, and gives what waits for its answer."""
 
 
 class NotAdmittedError(Exception):
@@ -28,13 +31,12 @@ class NotAdmittedError(Exception):
 class Gate:
     """Stands for the producer that ``producers`` gives, once there is a permit to publish.
 
-    ``ask`` sends the question and gives what waits for its answer; ``stamp`` puts into the message's headers what the
-    permit says.  To be used in a ``with`` block around what Celery does.
+    ``stamp`` puts into the message's headers what the permit says.  To be used in a ``with`` block around what Celery does.
     """
 
     def __init__(
         self,
-        ask: Callable[[], Callable[[], Permit]],
+        ask: Ask,
         producers: Callable[[], AbstractContextManager[Any]],
         stamp: Callable[[dict[str, Any], Permit], None],
     ) -> None:

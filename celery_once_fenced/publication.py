@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,8 +24,8 @@ from kombu.utils.uuid import uuid
 
 from celery_once_fenced import kept
 from celery_once_fenced.admission import Admission, Call, Permit
-from celery_once_fenced.errors import DuplicateError, GrantError
-from celery_once_fenced.gate import Gate, NotAdmittedError
+from celery_once_fenced.errors import DuplicateError, GrantError, StoreUnavailableError
+from celery_once_fenced.gate import Ask, Gate, NotAdmittedError
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import Key, new_id
 from celery_once_fenced.lease import queued_hold
@@ -102,7 +102,7 @@ class Publication:
         given = permit or Permit("enqueued", "free")
         if not given.publish:
             return self._holders_result(header.key, given)
-        result, given = self._send(header.key, header, lambda: lambda: given)
+        result, given = self._send(header.key, header, _answer(given))
         return self._published(result, header.key, header, given)
 
     def take_back(self, header: Header) -> None:
@@ -152,32 +152,41 @@ class Publication:
     # --- the three ways -----------------------------------------------------------------------------------------------
 
     def _send_asked(self, key: Key, header: Header, call: Call) -> Any:
+        """Celery makes the message while Redis answers.  Where another publishes in its place, or the last call was refused,
+        so that the message is likely to be made for nothing, the answer comes first.
+        """
         blueprint = self._blueprint
+        ask: Ask = partial(self._admission.ask, call)
         try:
-            ask = partial(self._admission.ask, call)
-            result, permit = self._send(key, header, ask, answer_first=blueprint.refused)
-        except NotAdmittedError as refused:
-            blueprint.refused = True
-            return self._holders_result(key, refused.permit)
-        except DuplicateError:
-            blueprint.refused = True
+            if blueprint.refused or not self._by_producer:
+                permit = ask()()
+                if not permit.publish:
+                    return self._refused(key, permit)
+                ask = _answer(permit)
+            result, permit = self._send(key, header, ask)
+        except NotAdmittedError as error:
+            return self._refused(key, error.permit)
+        except (DuplicateError, StoreUnavailableError) as error:  # nothing is held; what may be is owed
+            blueprint.refused = isinstance(error, DuplicateError)
+            raise
+        except BaseException:
+            if self._gate is None:  # interrupted before there was an answer, or a message to be made
+                self._take_back(key, header)
             raise
         blueprint.refused = False
         return self._published(result, key, header, permit)
 
-    def _send(
-        self, key: Key, header: Header, ask: Callable[[], Callable[[], Permit]], *, answer_first: bool = False
-    ) -> tuple[Any, Permit]:
+    def _refused(self, key: Key, permit: Permit) -> Any:
+        self._blueprint.refused = True
+        return self._holders_result(key, permit)
+
+    def _send(self, key: Key, header: Header, ask: Ask) -> tuple[Any, Permit]:
         """Hand the call to Celery, with what the answer says; left by an exception, no key is held for a message that is not
         out (E11).
-
-        Celery makes the message while Redis answers, but for ``answer_first``, and where another publishes in its place.
         """
         gate = self._gate = Gate(ask, self._producers, partial(self._stamp, header))
         try:
             with gate:
-                if answer_first or not self._by_producer:
-                    gate.passed()
                 if self._by_producer:
                     result = self._hand_over(header, producer=gate, connection=None)
                 else:
@@ -193,12 +202,13 @@ class Publication:
     def _producers(self) -> AbstractContextManager[Any]:
         """What Celery would publish through: the producer or the connection of the call, else one of its pool."""
         app, options = self.task.app, self.options
-        given = options.get("producer") or options.get("publisher")
         if options.get("connection"):
-            given = app.amqp.Producer(options["connection"], auto_declare=False)
-        if given is None and not self._blueprint.runtime.bounds_producers:
-            return app.producer_pool.acquire(block=True)  # type: ignore[no-any-return]  # untyped
-        return app.producer_or_acquire(given)  # type: ignore[no-any-return]
+            return nullcontext(app.amqp.Producer(options["connection"], auto_declare=False))
+        if (given := options.get("producer") or options.get("publisher")) is not None:
+            return nullcontext(given)
+        if self._blueprint.runtime.bounds_producers:
+            return app.producer_or_acquire()  # type: ignore[no-any-return]  # untyped
+        return app.producer_pool.acquire(block=True)  # type: ignore[no-any-return]
 
     def _stamp(self, asked: Header, headers: dict[str, Any], permit: Permit) -> None:
         header = self._permitted(asked, permit)
@@ -319,6 +329,11 @@ class Publication:
         else:
             result.outcome = Outcome.held_by(permit.by, status=permit.status, reason=permit.reason, key=key)
         return result
+
+
+def _answer(permit: Permit) -> Ask:
+    """That of a question which was answered before."""
+    return lambda: lambda: permit
 
 
 def _plain(task_id: Any) -> Any:
