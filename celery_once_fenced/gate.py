@@ -78,9 +78,7 @@ class Gate:
             return producer.publish(body, *how, headers=headers, **more)
         self._stamp(headers, self.passed())
         published = producer.publish(body, *how, headers=headers, **more)
-        self.holds = (
-            False  # from here on it is held for the message, whatever becomes of the call that made it
-        )
+        self.holds = False  # the key is the message's from here on, whatever becomes of the call
         return published
 
     def passed(self) -> Permit:
