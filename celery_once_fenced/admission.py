@@ -52,9 +52,9 @@ class Permit:
         return self.status not in ("duplicate", "kept_last")
 
     @property
-    def holds(self) -> bool:
-        """Whether the call has taken its key."""
-        return self.status in ("enqueued", "replaced")
+    def may_hold(self) -> bool:
+        """Whether the call has taken its key, or a server that hung will take it for the call when it wakes."""
+        return self.status in ("enqueued", "replaced", "unguarded")
 
 
 Answer = Enqueued | StoreUnavailableError

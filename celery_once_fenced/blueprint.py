@@ -19,6 +19,6 @@ class Blueprint:
     recipe: KeyRecipe
     runtime: Runtime
     by_producer: bool
-    """Whether a call that is published goes through a producer of Celery, for certain."""
+    """Whether no base class publishes in Celery's place, perhaps without a producer."""
     refused: bool = False
     """Whether the last call was refused: then the next is likely to be, and its message would be made for nothing."""

@@ -99,7 +99,7 @@ class _Batch:
 
     def _take_back(self) -> None:
         for publication, draft, permit in self._left:
-            if _asks(draft) and (permit is None or (isinstance(permit, Permit) and permit.holds)):
+            if _asks(draft) and (permit is None or (isinstance(permit, Permit) and permit.may_hold)):
                 publication.take_back(draft[0])
 
     def send(self) -> list[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["Event", "Observer", "emit", "observing", "subscribe", "unsubscribe"]
+__all__ = ["Event", "Observer", "emit", "observing", "passing", "subscribe", "unsubscribe"]
 
 logger = logging.getLogger("celery_once_fenced")
 
@@ -28,6 +28,7 @@ class Event:
 Observer = Callable[[Event], None]
 
 _observers: list[Observer] = []
+_passing: set[type[BaseException]] = set()
 
 
 def subscribe(observer: Observer) -> Observer:
@@ -51,11 +52,18 @@ def observing(observer: Observer) -> Iterator[None]:
         unsubscribe(observer)
 
 
+def passing(error: type[BaseException]) -> None:
+    """An error that may strike in an observer and is not its own, as a time limit is: it passes."""
+    _passing.add(error)
+
+
 def emit(name: str, **fields: object) -> None:
-    """Tell every observer.  Never raises."""
+    """Tell every observer.  Raises nothing but what is :func:`passing`."""
     event = Event(name, fields)
     for observer in tuple(_observers):
         try:
             observer(event)
+        except tuple(_passing):
+            raise
         except Exception:
             logger.exception("observer %r failed on %s", observer, name)

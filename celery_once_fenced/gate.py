@@ -40,8 +40,8 @@ class Gate:
         producers: Callable[[], AbstractContextManager[Any]],
         stamp: Callable[[dict[str, Any], Permit], None],
     ) -> None:
-        self.holds = False
-        """Whether the key may be held for a message that is not out: from the question on, until the answer says no."""
+        self.may_hold = True
+        """Whether the key may be held for a message that is not out: until the answer says no."""
         self._permit: Permit | None = None
         self._ask = ask
         self._wait: Callable[[], Permit] | None = None
@@ -51,7 +51,6 @@ class Gate:
         self._producer: Any = None
 
     def __enter__(self) -> Gate:
-        self.holds = True
         self._wait = self._ask()
         return self
 
@@ -78,7 +77,7 @@ class Gate:
             return producer.publish(body, *how, headers=headers, **more)
         self._stamp(headers, self.passed())
         published = producer.publish(body, *how, headers=headers, **more)
-        self.holds = False  # the key is the message's from here on, whatever becomes of the call
+        self.may_hold = False  # the key is the message's from here on, whatever becomes of the call
         return published
 
     def passed(self) -> Permit:
@@ -99,11 +98,11 @@ class Gate:
     def _answer(self) -> Permit:
         wait, self._wait = self._wait, None
         if wait is None:
-            raise RuntimeError("the answer was read before, and was an error")
+            raise RuntimeError("the answer was asked for before")
         try:
             permit = wait()
         except (DuplicateError, StoreUnavailableError):  # nothing is held; what may be is owed
-            self.holds = False
+            self.may_hold = False
             raise
-        self.holds = permit.holds
+        self.may_hold = permit.may_hold
         return permit

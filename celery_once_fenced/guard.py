@@ -84,6 +84,12 @@ class Guard:
             started = self._start(execution, holder)
         except StoreUnavailableError as error:
             return self._run_unguarded(execution, holder, error, body)
+        except BaseException as error:
+            if (
+                isinstance(error, Exception) or not execution.redelivery_possible
+            ):  # else the message comes again
+                self._withdraw(execution, holder, entered=False)
+            raise
         if started is not None and not isinstance(started, KeptLease):
             return started
         return self._run_started(execution, started, body)

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import states
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
@@ -61,7 +62,7 @@ class Publication:
     ) -> None:
         self.task = task
         self._blueprint = task.blueprint
-        self._by_producer = self._blueprint.by_producer and not eager and celery_is_bare()
+        self._by_producer = self._blueprint.by_producer and not eager and celery_is_bare(task.app)
         self.args = args
         self.kwargs = kwargs
         self.task_id = _plain(task_id) if task_id else uuid()
@@ -107,7 +108,7 @@ class Publication:
 
     def take_back(self, header: Header) -> None:
         """Free what may be held for this call without a message that is out; it will not be published."""
-        if header.key is not None and (self._gate is None or self._gate.holds):
+        if header.key is not None and (self._gate is None or self._gate.may_hold):
             self._take_back(header.key, header)
 
     def _header(self, packed: Header, once_key: str | None) -> Header:
@@ -149,36 +150,42 @@ class Publication:
         same = current is not None and current.key == header.key
         return replace(header, seq=current.seq) if current is not None and same else header
 
-    # --- the three ways -----------------------------------------------------------------------------------------------
+    # --- the ways out -------------------------------------------------------------------------------------------------
 
     def _send_asked(self, key: Key, header: Header, call: Call) -> Any:
         """Celery makes the message while Redis answers.  Where another publishes in its place, or the last call was refused,
         so that the message is likely to be made for nothing, the answer comes first.
         """
-        blueprint = self._blueprint
-        ask: Ask = partial(self._admission.ask, call)
+        ask: Ask = partial(self._ask, call)
         try:
-            if blueprint.refused or not self._by_producer:
+            if self._blueprint.refused or not self._by_producer:
                 permit = ask()()
                 if not permit.publish:
-                    return self._refused(key, permit)
+                    return self._holders_result(key, permit)
                 ask = _answer(permit)
             result, permit = self._send(key, header, ask)
-        except NotAdmittedError as error:
-            return self._refused(key, error.permit)
-        except (DuplicateError, StoreUnavailableError) as error:  # nothing is held; what may be is owed
-            blueprint.refused = isinstance(error, DuplicateError)
+        except NotAdmittedError as refused:
+            return self._holders_result(key, refused.permit)
+        except (DuplicateError, StoreUnavailableError):  # nothing is held; what may be is owed
             raise
         except BaseException:
             if self._gate is None:  # interrupted before there was an answer, or a message to be made
                 self._take_back(key, header)
             raise
-        blueprint.refused = False
         return self._published(result, key, header, permit)
 
-    def _refused(self, key: Key, permit: Permit) -> Any:
-        self._blueprint.refused = True
-        return self._holders_result(key, permit)
+    def _ask(self, call: Call) -> Callable[[], Permit]:
+        return partial(self._noted, self._admission.ask(call))
+
+    def _noted(self, wait: Callable[[], Permit]) -> Permit:
+        """The answer; whether it was a refusal is remembered for the next call."""
+        try:
+            permit = wait()
+        except DuplicateError:
+            self._blueprint.refused = True
+            raise
+        self._blueprint.refused = not permit.publish
+        return permit
 
     def _send(self, key: Key, header: Header, ask: Ask) -> tuple[Any, Permit]:
         """Hand the call to Celery, with what the answer says; left by an exception, no key is held for a message that is not
@@ -191,12 +198,12 @@ class Publication:
                     result = self._hand_over(header, producer=gate, connection=None)
                 else:
                     result = self._hand_over(self._permitted(header, gate.passed()))
-                    gate.holds = False
+                    gate.may_hold = False
             return result, gate.passed()  # asked for here where a producer was not used after all
         except BaseException:
-            if gate.holds:
+            if gate.may_hold:
                 self._take_back(key, header)
-                gate.holds = False
+                gate.may_hold = False
             raise
 
     def _producers(self) -> AbstractContextManager[Any]:
@@ -307,6 +314,8 @@ class Publication:
     def _is_revoked(self, task_id: str) -> bool:
         try:
             return bool(self.task.backend.get_state(task_id) == states.REVOKED)
+        except SoftTimeLimitExceeded:  # that of the task that calls
+            raise
         except Exception:  # noqa: BLE001  # a result backend that cannot be asked says nothing: the hold stands
             return False
 

@@ -8,22 +8,16 @@ from typing import Any
 from celery.app.base import Celery
 from celery.app.task import Task
 
-__all__ = ["celery_is_bare", "is_celery"]
+__all__ = ["celery_is_bare"]
 
 
-def is_celery(app: Celery, apply_async: Any) -> bool:
-    """Whether Celery publishes for the app, and for a task class with this ``apply_async`` above it: what stands in its
-    place may keep a message for later, without a producer.
+def celery_is_bare(app: Celery) -> bool:
+    """Whether Celery publishes for the app, with nothing wrapped around it, at this moment.
+
+    What stands in its place may keep a message for later, without a producer; instrumentation would see each call that is
+    not admitted, and take it for an error.
     """
-    send = getattr(app.send_task, "__func__", None)
-    return send is Celery.send_task and apply_async is Task.apply_async
-
-
-def celery_is_bare() -> bool:
-    """Whether nothing is wrapped around Celery at this moment: instrumentation would see each call that is not admitted,
-    and take it for an error.
-    """
-    return _is_celerys(Task.apply_async) and _is_celerys(Celery.send_task)
+    return _is_celerys(Task.apply_async) and _is_celerys(getattr(app.send_task, "__func__", None))
 
 
 def _is_celerys(method: Any) -> bool:

@@ -1,6 +1,6 @@
 """What Celery's signals complete around the gate; connected when the task classes are imported.
 
-``task_postrun`` settles once the result is out (E8), or frees what never reached the gate (E8c).  ``task_revoked``
+``task_postrun`` settles once the result is out (E8), or frees what never reached the gate or its body (E8c).  ``task_revoked``
 frees the queued hold of a call that will not run (W3).  ``before_task_publish`` moves ``once_key`` of a signature sent
 by name into the header (E16).  When a worker or beat starts, the doctor looks at the set-up, and processes that run
 tasks begin to sweep the outbox (L9).
@@ -36,10 +36,15 @@ def _on_postrun(task: Any = None, state: Any = None, retval: Any = None, **_: An
     if request is None or request.called_directly or request.is_eager:
         return
     passage: Passage | None = getattr(request, "once_passage", None)
-    if passage is None:
+    if passage is None or _is_lost(passage, state):
         _withdraw(task, Header.parse(getattr(request, HEADER, None)))
     elif passage.settles and (passage.returns or passage.seq) and _is_over(state, retval):
         _settle(task, passage, ended=state != states.RETRY)
+
+
+def _is_lost(passage: Passage, state: Any) -> bool:
+    """Cut off before its body, by a time limit for one; without a state its process is to end."""
+    return not passage.entered and (state == states.FAILURE or (state is None and not passage.returns))
 
 
 def _is_over(state: Any, retval: Any) -> bool:

@@ -29,7 +29,6 @@ from celery_once_fenced.keys import KeyRecipe
 from celery_once_fenced.outcome import Outcome
 from celery_once_fenced.policy import Once, Policy
 from celery_once_fenced.publication import Publication
-from celery_once_fenced.publishers import is_celery
 from celery_once_fenced.runtime import Runtime, runtime_of
 
 __all__ = ["Blueprint", "FencedTask", "SingletonTask"]
@@ -104,7 +103,7 @@ class SingletonTask(Task):
         if cls.track_started:  # STARTED is stored after the grant, never before (E9)
             cls._track_started, cls.track_started = True, False
         cls._check_serializer(policy)
-        by_producer = is_celery(app, super().apply_async)
+        by_producer = super().apply_async is Task.apply_async
         cls._blueprint = Blueprint(policy, cls._recipe(runtime, policy), runtime, by_producer)
 
     @classmethod

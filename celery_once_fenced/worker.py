@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from celery import states
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_once_fenced import kept, stores
 from celery_once_fenced.decisions import in_line_since
 from celery_once_fenced.delivery import execution_of, renumber
 from celery_once_fenced.errors import DeferralFailedError, DeferralOverflowError, DuplicateError
-from celery_once_fenced.events import emit
+from celery_once_fenced.events import emit, passing
 from celery_once_fenced.grant import Grant
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import Key, new_id
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from celery_once_fenced.tasks import SingletonTask
 
 __all__ = ["is_delivery", "run"]
+
+passing(SoftTimeLimitExceeded)
 
 BACKLOG = 300.0
 """Seconds that a deferred message may wait behind others in its queue before its place in the line is given up (D3)."""
@@ -40,6 +42,8 @@ class Passage:
     key: Key | None = None
     delivery: str = ""
     settles: bool = False
+    entered: bool = False
+    """Whether its body was."""
     returns: bool = False
     """Whether this delivery may be seen again."""
     seq: int = 0
@@ -106,6 +110,7 @@ class Call:
 
     def body(self, _grant: Grant) -> object:
         task, request = self.task, self.request
+        self.passage.entered = True
         if task._track_started and not _ignores_result(task, request):
             # Stored after the grant: a delivery that steps aside must not turn a result back into STARTED (E9).
             task.backend.store_result(
@@ -245,6 +250,8 @@ def _superseded(task: SingletonTask, request: Any, ex: Execution, aside: Superse
 def _has_result(task: SingletonTask, task_id: str) -> bool:
     try:
         return task.AsyncResult(task_id).state in states.READY_STATES
+    except SoftTimeLimitExceeded:
+        raise
     except Exception:  # noqa: BLE001  # a backend that cannot be asked knows none
         return False
 

@@ -23,12 +23,14 @@ from kombu.messaging import Producer
 
 from celery_once_fenced import DuplicateError, Once, SingletonTask, StoreUnavailableError
 from celery_once_fenced.bulk import BATCH
+from celery_once_fenced.events import Event, observing
+from celery_once_fenced.gate import Gate
 from celery_once_fenced.header import HEADER
 from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.stores.redis_connections import Connections
 from celery_once_fenced.stores.redis_conversation import Conversation
 from celery_once_fenced.stores.redis_link import RedisLink
-from example_project.servers import RedisServer, Servers, start_redis
+from example_project.servers import RedisServer, Servers, start_redis, wait_until
 
 TIMEOUT = 0.5
 
@@ -233,6 +235,20 @@ def test_what_publishes_in_celerys_place_is_asked_only_with_a_permit(
         first = task.delay(1)
         assert status_of(task) == "duplicate"
         assert app.__dict__["kept"] == [first.id]
+
+
+def test_what_an_app_is_given_to_send_with_is_asked_only_with_a_permit(app: Celery) -> None:
+    task, kept = declared(app), []
+
+    def send(name: str, *args: Any, task_id: str = "", **options: Any) -> Any:
+        kept.append((task_id, options.get("producer")))
+        return app.AsyncResult(task_id)
+
+    assert task.blueprint  # bound
+    app.send_task = send
+    first = task.delay(1)
+    assert [task.delay(1).outcome.status for _ in range(2)] == ["duplicate"] * 2
+    assert kept == [(first.id, None)]
 
 
 @pytest.mark.parametrize("on_duplicate", ["return_existing", "raise"])
@@ -475,6 +491,61 @@ def test_many_calls_interrupted_after_a_publish_leave_its_hold_to_the_message(ap
 
 
 @pytest.mark.parametrize("refused", [False, True])
+def test_an_interruption_before_the_gate_is_open_leaves_no_hold(
+    app: Celery, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Gate) -> None:
+        raise Interrupted
+
+    task = declared(app)
+    task.blueprint.refused = refused
+    monkeypatch.setattr(Gate, "__enter__", interrupt)
+    for call in (lambda: task.delay(1), lambda: task.apply_many([((2,), {}), ((3,), {})])):
+        with pytest.raises(Interrupted):
+            call()
+        assert held(app) == []
+
+
+def test_an_unguarded_call_that_is_not_published_leaves_no_window(namespace: str) -> None:
+    """A server that hung does what it was asked when it wakes."""
+    with (
+        start_redis() as server,
+        made(server.url, namespace, broker="redis://127.0.0.1:1/0", timeout=TIMEOUT) as app,
+    ):
+        app.conf.task_publish_retry = False
+        task = declared(app, once=Once(unique="until_expired", window="1h"))
+        with pytest.raises(OperationalError):
+            task.delay(0)  # which connects
+        server.pause()
+        try:
+            with pytest.raises(OperationalError):
+                task.delay(1)
+        finally:
+            server.resume()
+        wait_until(lambda: paid(app), 10, lambda: AssertionError("what is owed was not paid"))
+        assert held(app) == []
+
+
+def paid(app: Celery) -> bool:
+    """What is owed is paid by the next who asks."""
+    try:
+        runtime_of(app).arrears.pay()
+    except StoreUnavailableError:
+        return False
+    return True
+
+
+def test_a_time_limit_that_strikes_in_an_observer_is_the_callers(app: Celery) -> None:
+    def strike(_: Event) -> None:
+        raise SoftTimeLimitExceeded
+
+    task = declared(app)
+    task.delay(1)
+    with observing(strike), pytest.raises(SoftTimeLimitExceeded):
+        task.delay(1)
+
+
+@pytest.mark.parametrize("refused", [False, True])
 def test_the_refusal_of_a_call_that_celery_makes_meanwhile_is_not_this_calls(
     app: Celery, refused: bool
 ) -> None:
@@ -493,6 +564,7 @@ def test_the_refusal_of_a_call_that_celery_makes_meanwhile_is_not_this_calls(
     with pytest.raises(DuplicateError, match=holder.id):
         task.delay(1)
     assert held(app) == [holder.id]
+    assert not task.blueprint.refused
 
 
 class Ids(str, Enum):  # noqa: UP042  # whose str() is its text

@@ -16,6 +16,7 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 from celery_once_fenced import DeferralFailedError, Once, SingletonTask
+from celery_once_fenced.guard import Guard
 from celery_once_fenced.policy import SPANS
 from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.stores import Start
@@ -23,8 +24,8 @@ from celery_once_fenced.stores.redis_conversation import Conversation
 from example_project.servers import Servers
 
 OTHER = "of another"
-ASKED_TO_DEFER = 2
-"""Which question it is: the first is whether it may start."""
+ASKED_TO_START, ASKED_TO_DEFER = 1, 2
+"""Which question it is."""
 
 
 @pytest.fixture
@@ -82,14 +83,14 @@ def holders(app: Celery) -> set[str]:
 
 
 @contextmanager
-def cut_off(error: BaseException) -> Iterator[None]:
-    """By a time limit, while it is asked to keep the hold of what is deferred; Redis has done that by then."""
+def cut_off(error: BaseException, question: int = ASKED_TO_DEFER) -> Iterator[None]:
+    """By a time limit, while the answer is waited for; Redis has done what it was asked to by then."""
     asked, end = [0], Conversation.end
 
     def cutting(self: Conversation) -> list[Any]:
         answers = end(self)
         asked[0] += 1
-        if asked[0] == ASKED_TO_DEFER:
+        if asked[0] == question:
             raise error
         return answers
 
@@ -145,3 +146,51 @@ def test_of_a_process_that_is_told_to_exit_nothing_is_held(app: Celery) -> None:
     with cut_off(SystemExit()), pytest.raises(SystemExit):
         delivered(app, task, message)
     assert (taken(app), holders(app)) == ([], {OTHER})
+
+
+# --- before the body --------------------------------------------------------------------------------------------------
+
+
+def message_of(app: Celery, task: Any) -> Any:
+    task.delay(1)
+    (message,) = taken(app)
+    return message
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_cut_off_while_it_is_started_it_fails_and_holds_nothing(app: Celery, acks_late: bool) -> None:
+    task = declared(app, acks_late=acks_late)
+    message = message_of(app, task)
+    with cut_off(SoftTimeLimitExceeded(), ASKED_TO_START):
+        state, error = delivered(app, task, message)
+    assert (state, type(error)) == (states.FAILURE, SoftTimeLimitExceeded)
+    assert holders(app) == set()
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_cut_off_before_it_is_started_it_fails_and_holds_nothing(
+    app: Celery, acks_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strike(*_: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    task = declared(app, acks_late=acks_late)
+    message = message_of(app, task)
+    monkeypatch.setattr(Guard, "run", strike)
+    assert delivered(app, task, message)[0] == states.FAILURE
+    assert holders(app) == set()
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_of_a_process_that_is_told_to_exit_only_a_message_that_comes_again_holds(
+    app: Celery, acks_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: Any) -> None:
+        raise SystemExit
+
+    task = declared(app, acks_late=acks_late)
+    message = message_of(app, task)
+    monkeypatch.setattr(Guard, "run", leave)
+    with pytest.raises(SystemExit):
+        delivered(app, task, message)
+    assert holders(app) == ({message.headers["id"]} if acks_late else set())
