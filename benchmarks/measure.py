@@ -16,7 +16,15 @@ __all__ = ["Comparison", "Effort", "Goal", "Measure", "Way", "compare", "in_turn
 Way = Callable[[int], object]
 """Does the thing once; the number differs at every call, so that a key can be new."""
 
-Statistic = Literal["median", "p99", "minimum"]
+Statistic = Literal["median", "p99"]
+
+
+def p99(values: Sequence[float]) -> float:
+    """What one in a hundred takes longer than; of fewer, the longest."""
+    return sorted(values)[min(int(len(values) * 0.99), len(values) - 1)]
+
+
+STATISTICS: Mapping[Statistic, Callable[[Sequence[float]], float]] = {"median": statistics.median, "p99": p99}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +55,7 @@ class Comparison:
 
     def against(self, way: str, other: str) -> dict[str, float]:
         """``ratio``: the median of the rounds' ratios of medians.  ``spread``: largest less smallest, over that."""
-        pairs = zip(self.ways[way], self.ways[other], strict=True)
-        ratios = [statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs]
+        ratios = self._ratios(way, other, "median")
         ratio = statistics.median(ratios)
         return {
             "ratio": ratio,
@@ -67,14 +74,17 @@ class Comparison:
     def _value(self, way: str, goal: Goal) -> float:
         if goal.against is None:
             return self.notes[way]
-        if goal.statistic == "median":
-            return self.against(way, goal.against)["ratio"]
-        return self._figures(way)[goal.statistic] / self._figures(goal.against)[goal.statistic]
+        return statistics.median(self._ratios(way, goal.against, goal.statistic))
+
+    def _ratios(self, way: str, other: str, statistic: Statistic) -> list[float]:
+        """Of each round, in which both met the same machine."""
+        figure = STATISTICS[statistic]
+        pairs = zip(self.ways[way], self.ways[other], strict=True)
+        return [figure(ours) / figure(theirs) for ours, theirs in pairs]
 
     def _figures(self, name: str) -> dict[str, float]:
         every = self._pooled(name)
-        p99 = every[min(int(len(every) * 0.99), len(every) - 1)]
-        return {"median": statistics.median(every), "minimum": every[0], "p99": p99}
+        return {"median": statistics.median(every), "minimum": every[0], "p99": p99(every)}
 
     def _pooled(self, name: str) -> list[float]:
         return sorted(value for values in self.ways[name] for value in values)

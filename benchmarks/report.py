@@ -8,6 +8,7 @@ from typing import Any
 
 __all__ = ["MARKS", "goal_line", "markdown", "plot", "terminal"]
 
+ROUNDING = 0.005
 MARKS = ("<!-- figures: python -m benchmarks --docs -->", "<!-- end of figures -->")
 PARSERS = {"": "", "hiredis": "with hiredis", "python": "without hiredis"}
 
@@ -58,14 +59,21 @@ def goal_line(goal: Figures) -> str:
     what = goal["way"] if goal["against"] is None else f"{goal['way']} ÷ {goal['against']}"
     statistic = "" if goal["statistic"] == "median" else f", {goal['statistic']}"
     floor = "" if goal["floor"] is None else f", at best {goal['floor']:.2f}"
-    return f"{'met   ' if goal['met'] else 'MISSED'} {what}{statistic}: {goal['value']:.2f} (goal {goal['limit']}{floor})"
+    return f"{'met   ' if goal['met'] else 'MISSED'} {what}{statistic}: {_value(goal)} (goal {goal['limit']}{floor})"
 
 
 def markdown(run: Figures) -> str:
     """The tables of ``docs/reference/performance.md``, with machine, versions and date."""
     about = " · ".join(f"{name} {value}" for name, value in run["machine"].items())
     quick = " (quick)" if run["quick"] else ""
-    lines = [f"Measured {run['date']}{quick}: {about}.", "", *_goals(run), "", "![Ratios](performance.svg)"]
+    commit = f" at {run['commit'][:7]}" if run["commit"] else ""
+    lines = [
+        f"Measured {run['date']}{quick}{commit}: {about}.",
+        "",
+        *_goals(run),
+        "",
+        "![Ratios](performance.svg)",
+    ]
     for figures in run["measures"]:
         if figures["rows"]:
             lines += ["", *_table(figures)]
@@ -79,10 +87,16 @@ def _goals(run: Figures) -> list[str]:
             against = f" ÷ {goal['against']}" if goal["against"] else ""
             statistic = "" if goal["statistic"] == "median" else f", {goal['statistic']}"
             lines.append(
-                f"| {figures['title']} | {goal['way']}{against}{statistic}{_comma(figures['parser'])} | {goal['value']:.2f} "
+                f"| {figures['title']} | {goal['way']}{against}{statistic}{_comma(figures['parser'])} | {_value(goal)} "
                 f"| {goal['limit']} | {_floor(goal)} | {'met' if goal['met'] else '**missed**'} |"
             )
     return lines
+
+
+def _value(goal: Figures) -> str:
+    """With as many digits as tell it from the goal."""
+    near = goal["most"] is not None and abs(goal["value"] - goal["most"]) < ROUNDING
+    return f"{goal['value']:.4f}" if near else f"{goal['value']:.2f}"
 
 
 def _floor(goal: Figures) -> str:
