@@ -85,9 +85,8 @@ class Guard:
         except StoreUnavailableError as error:
             return self._run_unguarded(execution, holder, error, body)
         except BaseException as error:
-            if (
-                isinstance(error, Exception) or not execution.redelivery_possible
-            ):  # else the message comes again
+            comes_again = execution.redelivery_possible and not isinstance(error, Exception)
+            if not comes_again:
                 self._withdraw(execution, holder, entered=False)
             raise
         if started is not None and not isinstance(started, KeptLease):

@@ -12,26 +12,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
 from celery_once_fenced import kept
 from celery_once_fenced.admission import Admission, Call, Permit
+from celery_once_fenced.delays import delay_of, expires_of
 from celery_once_fenced.errors import DuplicateError, GrantError, StoreUnavailableError
-from celery_once_fenced.gate import Ask, Gate, NotAdmittedError
+from celery_once_fenced.gate import Ask, Gate, NotAdmittedError, answered
 from celery_once_fenced.header import HEADER, Header
 from celery_once_fenced.keys import Key, new_id
 from celery_once_fenced.lease import queued_hold
 from celery_once_fenced.outcome import Outcome
-from celery_once_fenced.publishers import celery_is_bare
+from celery_once_fenced.publishers import celery_is_bare, producer_of
 from celery_once_fenced.stores import Enqueue, Mode
 
 if TYPE_CHECKING:
@@ -103,7 +101,7 @@ class Publication:
         given = permit or Permit("enqueued", "free")
         if not given.publish:
             return self._holders_result(header.key, given)
-        result, given = self._send(header.key, header, _answer(given))
+        result, given = self._send(header.key, header, answered(given))
         return self._published(result, header.key, header, given)
 
     def take_back(self, header: Header) -> None:
@@ -162,7 +160,7 @@ class Publication:
                 permit = ask()()
                 if not permit.publish:
                     return self._holders_result(key, permit)
-                ask = _answer(permit)
+                ask = answered(permit)
             result, permit = self._send(key, header, ask)
         except NotAdmittedError as refused:
             return self._holders_result(key, refused.permit)
@@ -191,7 +189,8 @@ class Publication:
         """Hand the call to Celery, with what the answer says; left by an exception, no key is held for a message that is not
         out (E11).
         """
-        gate = self._gate = Gate(ask, self._producers, partial(self._stamp, header))
+        producers = partial(producer_of, self.task, self.options)
+        gate = self._gate = Gate(ask, producers, partial(self._stamp, header))
         try:
             with gate:
                 if self._by_producer:
@@ -205,17 +204,6 @@ class Publication:
                 self._take_back(key, header)
                 gate.may_hold = False
             raise
-
-    def _producers(self) -> AbstractContextManager[Any]:
-        """What Celery would publish through: the producer or the connection of the call, else one of its pool."""
-        app, options = self.task.app, self.options
-        if options.get("connection"):
-            return nullcontext(app.amqp.Producer(options["connection"], auto_declare=False))
-        if (given := options.get("producer") or options.get("publisher")) is not None:
-            return nullcontext(given)
-        if self._blueprint.runtime.bounds_producers:
-            return app.producer_or_acquire()  # type: ignore[no-any-return]  # untyped
-        return app.producer_pool.acquire(block=True)  # type: ignore[no-any-return]
 
     def _stamp(self, asked: Header, headers: dict[str, Any], permit: Permit) -> None:
         header = self._permitted(asked, permit)
@@ -277,8 +265,8 @@ class Publication:
     def _question(self, key: Key, header: Header, mode: Mode, hold: float) -> Enqueue:
         task, span = self.task.name, self._blueprint.policy.span
         call = kept.pack(task, self.args, self.kwargs) if span.keeps_last and mode == "new" else ""
-        delay = self._delay
-        seconds = queued_hold(hold, delay=delay, expires=self._expires)
+        delay = delay_of(self.task, self.options)
+        seconds = queued_hold(hold, delay=delay, expires=expires_of(self.task, self.options))
         patience = self._blueprint.policy.lease + delay
         return Enqueue(
             key, task, span, header.delivery, self.task_id, seconds, mode, header.seq, call, patience
@@ -294,22 +282,6 @@ class Publication:
             queue_hold=policy.hold,
             revoked=self._is_revoked,
         )
-
-    @property
-    def _delay(self) -> float:
-        """Seconds until the message may run."""
-        return self._seconds_until(self.options.get("countdown") or self.options.get("eta")) or 0.0
-
-    @property
-    def _expires(self) -> float | None:
-        """Seconds until the message is of no more use."""
-        return self._seconds_until(self.options.get("expires", self.task.expires))
-
-    def _seconds_until(self, when: Any) -> float | None:
-        if when is None or isinstance(when, int | float):
-            return when
-        moment = maybe_make_aware(maybe_iso8601(when), self.task.app.timezone)
-        return float((moment - datetime.now(UTC)).total_seconds())
 
     def _is_revoked(self, task_id: str) -> bool:
         try:
@@ -338,11 +310,6 @@ class Publication:
         else:
             result.outcome = Outcome.held_by(permit.by, status=permit.status, reason=permit.reason, key=key)
         return result
-
-
-def _answer(permit: Permit) -> Ask:
-    """That of a question which was answered before."""
-    return lambda: lambda: permit
 
 
 def _plain(task_id: Any) -> Any:

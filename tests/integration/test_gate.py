@@ -316,29 +316,31 @@ def test_the_time_that_the_message_takes_is_not_the_servers(servers: Servers, na
         assert [task.delay(1).outcome.status for _ in range(2)] == ["enqueued", "duplicate"]
 
 
+@contextmanager
+def hung(server: RedisServer) -> Iterator[None]:
+    server.pause()
+    try:
+        yield
+    finally:
+        server.resume()
+
+
 def test_a_server_that_hangs_meanwhile_is_waited_for_no_longer(namespace: str) -> None:
     with start_redis() as server, made(server.url, namespace, timeout=TIMEOUT) as app:
         task = declared(app)
         task.delay(1)
-        server.pause()
-        try:
+        with hung(server):
             began = time.monotonic()
             assert task.delay(2).outcome.status == "unguarded"
             assert time.monotonic() - began < 3 * TIMEOUT
-        finally:
-            server.resume()
 
 
 def test_no_store_no_call_where_the_policy_says_so(namespace: str) -> None:
     with start_redis() as server, made(server.url, namespace, timeout=TIMEOUT) as app:
         task = declared(app, once=Once(on_store_error="raise"))
         task.delay(1)
-        server.pause()
-        try:
-            with pytest.raises(StoreUnavailableError):
-                task.delay(2)
-        finally:
-            server.resume()
+        with hung(server), pytest.raises(StoreUnavailableError):
+            task.delay(2)
         assert len(queued(app)) == 1
 
 
@@ -516,12 +518,8 @@ def test_an_unguarded_call_that_is_not_published_leaves_no_window(namespace: str
         task = declared(app, once=Once(unique="until_expired", window="1h"))
         with pytest.raises(OperationalError):
             task.delay(0)  # which connects
-        server.pause()
-        try:
-            with pytest.raises(OperationalError):
-                task.delay(1)
-        finally:
-            server.resume()
+        with hung(server), pytest.raises(OperationalError):
+            task.delay(1)
         wait_until(lambda: paid(app), 10, lambda: AssertionError("what is owed was not paid"))
         assert held(app) == []
 

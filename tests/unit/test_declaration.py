@@ -22,9 +22,9 @@ from celery_once_fenced import (
     delivery,
     worker,
 )
+from celery_once_fenced.delays import delay_of
 from celery_once_fenced.grant import Grant, granted
 from celery_once_fenced.header import HEADER, Header
-from celery_once_fenced.publication import Publication
 from celery_once_fenced.runtime import runtime_of
 from celery_once_fenced.stores import Hold
 from celery_once_fenced.stores.memory import MemoryLeaseStore
@@ -427,8 +427,7 @@ def written(seconds: float) -> str:
 )
 def test_delay_is_what_celery_makes_of_the_options(app: Celery, options: Any, seconds: float) -> None:
     made = {name: value(3600) if callable(value) else value for name, value in options.items()}
-    publication = Publication(declared(app), (1,), {}, None, made)
-    assert publication._delay == pytest.approx(seconds, abs=30)
+    assert delay_of(declared(app), made) == pytest.approx(seconds, abs=30)
 
 
 @pytest.mark.parametrize("expires", [float, aware, written])
